@@ -14,7 +14,7 @@ __all__ = ["evaluate_policy"]
 
 
 def evaluate_policy(model: Any, env: gym.Env | VecEnv, *args: Any, **kwargs: Any) -> Any:
-    """SB3's :func:`~stable_baselines3.common.evaluation.evaluate_policy`, exact for agents and oracles that read the previous reward.
+    """SB3's :func:`~stable_baselines3.common.evaluation.evaluate_policy`, exact for agents that read the previous reward.
 
     It takes the same arguments and returns the same values; the only difference is that the environment is wrapped in a
     :class:`~sb3_ben.common.vec_previous_reward.VecPreviousReward` unless it already is.

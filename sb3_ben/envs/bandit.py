@@ -35,7 +35,7 @@ class BernoulliBandit(World[BanditConfig]):
     """``n_arms`` arms pay 1 or 0 with probabilities drawn uniformly at the start of each episode.
 
     The observation is the last reward bit (0 before the first pull): who wants to know which arm paid has to remember it. The
-    context is the vector of the arms' probabilities.
+    context is the tuple of the arms' probabilities.
     """
 
     config_class = BanditConfig
@@ -53,18 +53,14 @@ class BernoulliBandit(World[BanditConfig]):
     def observe(self) -> np.ndarray:
         return self.bit.copy()
 
-    @staticmethod
-    def copy_context(context: np.ndarray) -> np.ndarray:
-        return context.copy()
+    def _draw_context(self, rng: np.random.Generator) -> tuple[float, ...]:
+        return tuple(rng.random(self.config.n_arms).tolist())
 
-    def _draw_context(self, rng: np.random.Generator) -> np.ndarray:
-        return rng.random(self.config.n_arms)
-
-    def _check_context(self, context: Any) -> np.ndarray:
+    def _check_context(self, context: Any) -> tuple[float, ...]:
         probabilities = np.asarray(context, dtype=float)
         fits = probabilities.shape == (self.config.n_arms,) and bool(np.all((probabilities >= 0) & (probabilities <= 1)))
         require(fits, "context", f"of the bandit is one probability per arm, got {context!r}")
-        return probabilities
+        return tuple(probabilities.tolist())
 
     def _begin(self, indices: np.ndarray) -> None:
         for i in indices:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -80,8 +80,9 @@ class SearchAndRescueConfig(WorldConfig):
         return self.horizon or 5 * self.grid_size**2
 
 
-class Rescue(NamedTuple):
-    """The context of an episode: where everybody is, victims first.
+@dataclass(frozen=True, eq=False)
+class Rescue:
+    """The context of an episode: where everybody is, victims first. The arrays are read-only.
 
     :param doors: door of each entity, in the numbering of :func:`door_cells`
     :param positions: place of each entity within the square behind its door, shape ``(n_entities, 2)``
@@ -89,6 +90,18 @@ class Rescue(NamedTuple):
 
     doors: np.ndarray
     positions: np.ndarray
+
+    def __post_init__(self) -> None:
+        self.doors.setflags(write=False)
+        self.positions.setflags(write=False)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Rescue):
+            return NotImplemented
+        return np.array_equal(self.doors, other.doors) and np.array_equal(self.positions, other.positions)
+
+    def __hash__(self) -> int:
+        return hash((self.doors.tobytes(), self.positions.tobytes()))
 
 
 def door_cells(grid_size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -108,7 +121,7 @@ def door_centres(grid_size: int) -> np.ndarray:
 
 
 class SearchAndRescue(World[SearchAndRescueConfig]):
-    """An agent on a grid rescues victims and avoids hazards behind the doors around it, having only noisy hearing to tell them apart.
+    """An agent on a grid rescues victims and avoids hazards behind the doors around it, told apart by noisy hearing alone.
 
     Observation: position (x, y), then one reading ``exp(-distance^2 / N + noise)`` per entity, victims first; 0 before the first
     listen, refreshed by listening and kept in between. Actions: up, down, left, right, listen; moving off the grid opens the door
@@ -141,16 +154,13 @@ class SearchAndRescue(World[SearchAndRescueConfig]):
     def observe(self) -> np.ndarray:
         return np.concatenate((self.agent, self.readings), axis=1, dtype=np.float32, casting="same_kind")
 
-    @staticmethod
-    def copy_context(context: Rescue) -> Rescue:
-        return Rescue(context.doors.copy(), context.positions.copy())
-
     def _draw_context(self, rng: np.random.Generator) -> Rescue:
         doors = rng.permutation(self.config.n_doors)[: self.config.n_entities]
         return Rescue(doors, self.centres[doors] + rng.uniform(-0.5, 0.5, (self.config.n_entities, 2)))
 
     def _check_context(self, context: Any) -> Rescue:
-        doors, positions = np.asarray(context[0]), np.asarray(context[1], dtype=float)
+        require(isinstance(context, Rescue), "context", f"of search and rescue is a Rescue(doors, positions), got {context!r}")
+        doors, positions = np.array(context.doors), np.array(context.positions, dtype=float)
         n_entities, n_doors = self.config.n_entities, self.config.n_doors
         distinct = len(set(doors.tolist())) == doors.size == n_entities
         valid = np.issubdtype(doors.dtype, np.integer) and bool(np.all((doors >= 0) & (doors < n_doors)))
@@ -161,7 +171,7 @@ class SearchAndRescue(World[SearchAndRescueConfig]):
 
     def _begin(self, indices: np.ndarray) -> None:
         for i in indices:
-            self.doors[i], self.positions[i] = self.contexts[i]
+            self.doors[i], self.positions[i] = self.contexts[i].doors, self.contexts[i].positions
         self.agent[indices] = 0
         self.readings[indices] = 0
 

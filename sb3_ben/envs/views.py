@@ -58,7 +58,7 @@ class WorldEnv(gym.Env):
         self.world.rngs[0] = self.np_random
         self.world.reset([0], _given_contexts(options, 1))
         self._running = True
-        return self.world.observe()[0], self.world.info(0)
+        return self.world.observe()[0], self.world.infos()[0]
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         if not self._running:
@@ -66,7 +66,7 @@ class WorldEnv(gym.Env):
         rewards, ended = self.world.step(np.asarray(action).reshape(1))
         terminated, truncated = (bool(ended[0]), False) if self.world.terminates else (False, bool(ended[0]))
         self._running = not ended[0]
-        return self.world.observe()[0], float(rewards[0]), terminated, truncated, self.world.info(0)
+        return self.world.observe()[0], float(rewards[0]), terminated, truncated, self.world.infos()[0]
 
     def render(self, belief: np.ndarray | None = None) -> str | np.ndarray | None:  # type: ignore[override]
         """Draw the episode, with an optional belief to lay over it (see :mod:`sb3_ben.envs.rendering`)."""
@@ -106,7 +106,7 @@ class WorldVecEnv(VecEnv):
             if options:
                 contexts[i] = _given_contexts(options, 1).get(0)
         self.world.reset(range(self.num_envs), contexts)
-        self.reset_infos = [self.world.info(i) for i in range(self.num_envs)]
+        self.reset_infos = self.world.infos()
         self._reset_seeds()
         self._reset_options()
         return self.world.observe()
@@ -116,7 +116,7 @@ class WorldVecEnv(VecEnv):
 
     def step_wait(self) -> VecEnvStepReturn:
         rewards, dones = self.world.step(self._actions)
-        infos = [self.world.info(i) for i in range(self.num_envs)]
+        infos = self.world.infos()
         for info in infos:
             info["TimeLimit.truncated"] = False
         observations = self.world.observe()
@@ -126,8 +126,9 @@ class WorldVecEnv(VecEnv):
                 infos[i]["TimeLimit.truncated"] = not self.world.terminates
                 infos[i]["terminal_observation"] = observations[i]
             self.world.reset(ended)
+            new_infos = self.world.infos()
             for i in ended:
-                self.reset_infos[i] = self.world.info(i)
+                self.reset_infos[i] = new_infos[i]
             observations = self.world.observe()
         return observations, rewards.astype(np.float32), dones, infos
 
@@ -149,7 +150,9 @@ class WorldVecEnv(VecEnv):
         setattr(self, attr_name, value)
 
     def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
-        raise NotImplementedError(f"{type(self).__name__} holds arrays, not environments: `{method_name}` has nothing to be called on")
+        raise NotImplementedError(
+            f"{type(self).__name__} holds arrays, not environments: `{method_name}` has nothing to be called on"
+        )
 
     def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
         return [False for _ in self._get_indices(indices)]
@@ -163,7 +166,7 @@ class WorldVectorEnv(gym.vector.VectorEnv):
     :param kwargs: the fields of the world's configuration
     """
 
-    metadata = {**METADATA, "autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012
+    metadata = {**METADATA, "autoreset_mode": AutoresetMode.SAME_STEP}
     world_class: ClassVar[type[World]]
 
     def __init__(self, num_envs: int = 1, render_mode: str | None = None, **kwargs: Any) -> None:
@@ -211,8 +214,7 @@ class WorldVectorEnv(gym.vector.VectorEnv):
         mask = np.zeros(self.num_envs, dtype=bool)
         mask[list(indices)] = True
         infos: dict[str, Any] = {name: np.where(mask, values, 0) for name, values in self.world.stats.items()}
-        contexts = [self.world.copy_context(context) for context in self.world.contexts]
-        infos["context"] = self._objects(contexts, np.flatnonzero(mask))
+        infos["context"] = self._objects(self.world.contexts, np.flatnonzero(mask))
         return infos | {f"_{name}": mask for name in infos}
 
     def _objects(self, values: Sequence[Any] | np.ndarray, indices: np.ndarray) -> np.ndarray:

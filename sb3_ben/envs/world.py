@@ -101,16 +101,13 @@ class World(ABC, Generic[ConfigT]):
         self.elapsed += 1
         return rewards, self.elapsed >= self.horizon
 
-    def info(self, i: int) -> dict[str, Any]:
-        """What slot ``i`` reports beside the observation: running counts, and the context (for oracles and plots, never for agents)."""
-        info: dict[str, Any] = {name: values.item(i) for name, values in self.stats.items()}
-        info["context"] = self.copy_context(self.contexts[i])
-        return info
+    def infos(self) -> list[dict[str, Any]]:
+        """What each slot reports beside the observation: running counts, and the context (for oracles and plots, never for agents).
 
-    @staticmethod
-    def copy_context(context: Any) -> Any:
-        """A context that its receiver may keep and change; worlds whose contexts hold arrays override this."""
-        return context
+        Contexts are immutable, so that all the infos of an episode can share one."""
+        names = (*self.stats, "context")
+        counts = (values.tolist() for values in self.stats.values())
+        return [dict(zip(names, row, strict=True)) for row in zip(*counts, self.contexts, strict=True)]
 
     @abstractmethod
     def observe(self) -> np.ndarray:
@@ -118,7 +115,7 @@ class World(ABC, Generic[ConfigT]):
 
     @abstractmethod
     def _draw_context(self, rng: np.random.Generator) -> Any:
-        """Draw the unknown of one episode (which MDP it is) from the prior."""
+        """Draw the unknown of one episode (which MDP it is) from the prior, as an immutable object."""
 
     @abstractmethod
     def _check_context(self, context: Any) -> Any:

@@ -70,7 +70,9 @@ class Oracle(ABC, Generic[ConfigT]):
         if state is None or episode_start is None:
             return initial if state is None else tuple(part.copy() for part in state)
         starts = np.asarray(episode_start, dtype=bool).reshape(n_envs)
-        return tuple(np.where(starts.reshape(-1, *[1] * (old.ndim - 1)), new, old) for new, old in zip(initial, state, strict=True))
+        return tuple(
+            np.where(starts.reshape(-1, *[1] * (old.ndim - 1)), new, old) for new, old in zip(initial, state, strict=True)
+        )
 
     def _rewards(self, observation: Any, n_envs: int) -> np.ndarray:
         """The previous rewards, NaN where the observation does not carry them."""
