@@ -1,5 +1,7 @@
 """The Bernoulli bandit."""
 
+from typing import Any
+
 import gymnasium as gym
 import numpy as np
 
@@ -8,7 +10,7 @@ from sb3_ben.envs import make_vec
 
 def test_rewards_follow_the_arms() -> None:
     n_envs, horizon, context = 400, 25, (0.2, 0.7, 1.0)
-    venv = make_vec("BernoulliBandit-v0", n_envs, seed=0, n_arms=3, horizon=horizon)
+    venv: Any = make_vec("BernoulliBandit-v0", n_envs, seed=0, n_arms=3, horizon=horizon)
     venv.set_options({"context": context})
     observations = venv.reset()
     assert not np.any(observations)

@@ -17,7 +17,7 @@ from sb3_ben.envs.world import World, require
 
 __all__ = ["WorldEnv", "WorldVecEnv", "WorldVectorEnv"]
 
-METADATA = {"render_modes": ["ansi", "rgb_array"], "render_fps": 4}
+METADATA: dict[str, Any] = {"render_modes": ["ansi", "rgb_array"], "render_fps": 4}
 
 
 def _make_world(world_class: type[World], n_envs: int, render_mode: str | None, **kwargs: Any) -> World:
@@ -150,9 +150,7 @@ class WorldVecEnv(VecEnv):
         setattr(self, attr_name, value)
 
     def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
-        raise NotImplementedError(
-            f"{type(self).__name__} holds arrays, not environments: `{method_name}` has nothing to be called on"
-        )
+        raise NotImplementedError(f"{type(self).__name__} holds arrays, not environments: none of them has a `{method_name}`")
 
     def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
         return [False for _ in self._get_indices(indices)]

@@ -52,8 +52,8 @@ ConfigT = TypeVar("ConfigT", bound=WorldConfig)
 class World(ABC, Generic[ConfigT]):
     """``n_envs`` independent episodes of one environment.
 
-    Every episode slot has its own random generator: the episodes of slot ``i`` do not depend on how many others run beside it, and
-    the randomness of step ``t`` does not depend on the actions taken before (agents compared on one seed meet the same noise).
+    Every slot has its own random generator: the episodes of slot ``i`` do not depend on how many others run beside it, and the
+    randomness of step ``t`` does not depend on the actions taken before (agents compared on one seed meet the same noise).
 
     :param n_envs: number of parallel episodes
     :param config: the environment's arguments
@@ -96,15 +96,16 @@ class World(ABC, Generic[ConfigT]):
             raise ValueError(f"`actions` must lie in [0, {self.action_space.n - 1}], got {actions}")
         block = self.elapsed % NOISE_BLOCK
         for i in np.flatnonzero(block == 0):
-            self._refill_noise(i)
+            self._refill_noise(int(i))
         rewards = self._advance(actions, self._noise[np.arange(self.n_envs), block])
         self.elapsed += 1
         return rewards, self.elapsed >= self.horizon
 
     def infos(self) -> list[dict[str, Any]]:
-        """What each slot reports beside the observation: running counts, and the context (for oracles and plots, never for agents).
+        """What each slot reports beside the observation: running counts, and the context (for oracles and plots, not for agents).
 
-        Contexts are immutable, so that all the infos of an episode can share one."""
+        Contexts are immutable, so that all the infos of an episode can share one.
+        """
         names = (*self.stats, "context")
         counts = (values.tolist() for values in self.stats.values())
         return [dict(zip(names, row, strict=True)) for row in zip(*counts, self.contexts, strict=True)]

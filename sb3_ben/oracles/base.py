@@ -21,9 +21,9 @@ ConfigT = TypeVar("ConfigT", bound=WorldConfig)
 class Oracle(ABC, Generic[ConfigT]):
     """An agent that knows the problem, called like an SB3 model.
 
-    Nothing of an episode is kept in the oracle: the history it needs travels in ``state``, as with a recurrent policy. Rewards are
-    read off the observation (see :class:`~sb3_ben.common.vec_previous_reward.VecPreviousReward`); ``sb3_ben.evaluate_policy``
-    provides them.
+    Nothing of an episode is kept in the oracle: the history it needs travels in ``state``, as with a recurrent policy. Rewards
+    are read off the observation (see :class:`~sb3_ben.common.vec_previous_reward.VecPreviousReward`);
+    ``sb3_ben.evaluate_policy`` provides them.
 
     :param config: the arguments of the environment
     :param seed: seed of the oracle's own draws, for those that draw
@@ -70,9 +70,8 @@ class Oracle(ABC, Generic[ConfigT]):
         if state is None or episode_start is None:
             return initial if state is None else tuple(part.copy() for part in state)
         starts = np.asarray(episode_start, dtype=bool).reshape(n_envs)
-        return tuple(
-            np.where(starts.reshape(-1, *[1] * (old.ndim - 1)), new, old) for new, old in zip(initial, state, strict=True)
-        )
+        rows = [starts.reshape(-1, *[1] * (part.ndim - 1)) for part in state]
+        return tuple(np.where(row, new, old) for row, new, old in zip(rows, initial, state, strict=True))
 
     def _rewards(self, observation: Any, n_envs: int) -> np.ndarray:
         """The previous rewards, NaN where the observation does not carry them."""

@@ -42,8 +42,7 @@ class TigerValues(NamedTuple):
     """Values on the line of beliefs that listening can reach from a prior.
 
     :param beliefs: P(tiger behind door 1) after net ``-D .. D`` hearings of door 1
-    :param action_values: by number of steps left (first axis, one step left first; a single entry for an infinite horizon), belief
-        and action
+    :param action_values: by number of steps left (one step left first; a single entry for an infinite horizon), belief, action
     :param actions: the action that the evaluated policy takes there
     """
 
@@ -100,7 +99,8 @@ def _solve(config: TigerConfig, decide: Decision, discount: float, horizon: int 
     require(0 <= prior <= 1, "belief", f"must be a probability, got {prior}")
     n_steps = horizon or (int(np.ceil(np.log(CONVERGED) / np.log(discount))) if discount > 0 else 1)
     beliefs = _line_of_beliefs(config, n_steps, prior)
-    values, known, tables = np.zeros_like(beliefs), 0.0, []
+    values, known = np.zeros_like(beliefs), 0.0
+    tables: list[np.ndarray] = []
     for _ in range(n_steps):
         table = _one_step(config, beliefs, values, known, discount)
         values = np.take_along_axis(table, decide(table, beliefs)[:, None], axis=-1)[:, 0]
