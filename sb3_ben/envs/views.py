@@ -68,7 +68,7 @@ class WorldEnv(gym.Env):
         self._running = not ended[0]
         return self.world.observe()[0], float(rewards[0]), terminated, truncated, self.world.infos()[0]
 
-    def render(self, belief: np.ndarray | None = None) -> str | np.ndarray | None:  # type: ignore[override]
+    def render(self, belief: Any = None) -> str | np.ndarray | None:
         """Draw the episode, with an optional belief to lay over it (see :mod:`sb3_ben.envs.rendering`)."""
         from sb3_ben.envs.rendering import render
 
@@ -205,6 +205,9 @@ class WorldVectorEnv(gym.vector.VectorEnv):
     def render(self) -> tuple[Any, ...] | None:
         from sb3_ben.envs.rendering import render
 
+        if self.render_mode is None:
+            gym.logger.warn("render() was called without a render_mode: make the environment with one")
+            return None
         return tuple(render(self.world, i, self.render_mode) for i in range(self.num_envs))
 
     def _collect(self, indices: Iterable[int]) -> dict[str, Any]:

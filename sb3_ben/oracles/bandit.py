@@ -32,7 +32,7 @@ __all__ = [
 
 WINS, LOSSES = range(2)
 NO_ARM = -1
-MAX_STATES = 10_000_000  # about ten seconds and a gigabyte
+MAX_STATES = 10**7  # about ten seconds and a gigabyte
 
 
 def posterior_mean(counts: np.ndarray) -> np.ndarray:
@@ -56,8 +56,8 @@ class _Lattice:
         self.n_parts = 2 * config.n_arms
         self.horizon = config.horizon
         n_states = comb(self.horizon - 1 + self.n_parts, self.n_parts)
-        too_long = f"{self.horizon} is too long for an exact answer with {config.n_arms} arms: {n_states:.1e} counts to visit"
-        require(n_states <= MAX_STATES, "horizon", f"{too_long}, more than {MAX_STATES:.0e}")
+        too_long = f"{self.horizon} is too long for an exact answer with {config.n_arms} arms"
+        require(n_states <= MAX_STATES, "horizon", f"{too_long}: it takes 10^{len(str(n_states)) - 1} counts, the limit is 10^7")
         # below[j, s]: in how many ways j + 1 parts sum to less than s
         below = [np.arange(self.horizon + 1)]
         for _ in range(self.n_parts - 2):

@@ -15,12 +15,13 @@ import numpy as np
 
 from sb3_ben.envs.search_and_rescue import LISTEN, NO_DOOR, SearchAndRescue, SearchAndRescueConfig
 
-__all__ = ["Door", "FilterState", "Posterior", "RescueFilter", "bethe_marginals", "exclusive_marginals"]
+__all__ = ["Door", "FilterState", "Posterior", "RescueFilter", "bethe_marginals", "chunks", "exclusive_marginals", "outer"]
 
 MAX_EXACT = 14  # entities; the subset programme needs time and memory of 2^entities
-MAX_POINTS = 16  # quadrature points per side of a square
-POINTS_PER_SIGMA = 1.6  # quadrature points per standard deviation of a reading
-TABLE_SIZE = 2**21  # numbers in the tables of one chunk of the subset programme, so that they stay in the cache
+MIN_POINTS, MAX_POINTS = 4, 20  # quadrature points per side of a square, in the limits of much and of little noise
+RESOLUTION = 1.6  # quadrature points per side, times the standard deviation of a reading, beyond the minimum
+CHUNK = 32  # episodes whose likelihoods over positions are held at once
+TABLE_SIZE = 2**22  # numbers in the tables of one chunk of the subset programme, so that they stay in the cache
 FLOOR = 1e-25  # likelihood of a door that is possible at all, relative to the likeliest: conflicting readings leave a way out
 BETHE_ITERATIONS = 50
 
@@ -69,6 +70,16 @@ class Posterior(NamedTuple):
     doors: np.ndarray
 
 
+def chunks(n_rows: int, size: int) -> list[slice]:
+    """Slices of at most ``size`` rows each, at least one."""
+    return [slice(start, start + size) for start in range(0, max(n_rows, 1), size)]
+
+
+def outer(vectors: np.ndarray) -> np.ndarray:
+    """Outer products of vectors with themselves, ``(..., k) -> (..., k, k)``."""
+    return vectors[..., :, None] * vectors[..., None, :]
+
+
 def _split(table: np.ndarray, entity: int) -> tuple[np.ndarray, np.ndarray]:
     """Views on the rows of a table over subsets (bit e of the row number: entity e is in) without and with an entity."""
     halves = table.reshape(-1, 2, 2**entity, table.shape[-1])
@@ -111,9 +122,8 @@ def exclusive_marginals(weights: np.ndarray, vacant: np.ndarray) -> np.ndarray:
     n_batch, n_entities, n_doors = weights.shape
     by_door, vacant = np.ascontiguousarray(weights.transpose(2, 1, 0)), np.ascontiguousarray(vacant.T)
     size = max(1, TABLE_SIZE // ((n_doors + 1) * 2**n_entities))
-    chunks = [slice(start, start + size) for start in range(0, n_batch, size)]
-    marginals = [_exclusive_chunk(by_door[..., chunk], vacant[:, chunk]) for chunk in chunks]
-    return np.concatenate(marginals, axis=-1).transpose(2, 1, 0) if marginals else np.zeros_like(weights)
+    marginals = [_exclusive_chunk(by_door[..., rows], vacant[:, rows]) for rows in chunks(n_batch, size)]
+    return np.concatenate(marginals, axis=-1).transpose(2, 1, 0)
 
 
 def bethe_marginals(weights: np.ndarray, vacant: np.ndarray, n_iterations: int = BETHE_ITERATIONS) -> np.ndarray:
@@ -143,9 +153,8 @@ class RescueFilter:
     def __init__(self, config: SearchAndRescueConfig, n_points: int | None = None) -> None:
         self.config = config
         self.world = SearchAndRescue(1, config)
-        wanted = np.ceil(POINTS_PER_SIGMA / max(config.sigma_noise, POINTS_PER_SIGMA / MAX_POINTS))
-        self.n_points = n_points or max(4, int(wanted))
-        self.sigma = max(config.sigma_noise, 0.5 / self.n_points)
+        self.sigma = max(config.sigma_noise, RESOLUTION / (MAX_POINTS - MIN_POINTS))
+        self.n_points = n_points or MIN_POINTS + int(np.ceil(RESOLUTION / self.sigma))
         self.features = self._quadrature_features()
         self.outcomes = np.array([0.0, config.reward_hazard, config.reward_victim])
         self.outcome_codes = np.array([Door.EMPTY, Door.HAZARD, Door.RESCUED], dtype=float)
@@ -172,7 +181,9 @@ class RescueFilter:
 
     def posterior(self, state: FilterState) -> Posterior:
         """Probabilities of where everybody was at the start and of what is behind each door now."""
-        return self.combine(state, self.door_likelihoods(state.heard))
+        n_envs = len(state.heard)
+        likelihoods = [self.door_likelihoods(self.position_likelihoods(state.heard[rows])) for rows in chunks(n_envs, CHUNK)]
+        return self.combine(state, np.concatenate(likelihoods))
 
     def combine(self, state: FilterState, likelihoods: np.ndarray) -> Posterior:
         """The posterior from the likelihood of each entity behind each door: the prior, exclusion and what doors have revealed."""
@@ -185,17 +196,26 @@ class RescueFilter:
         entities = marginals(np.maximum(likelihoods, FLOOR * allowed), possible[..., 0])
         return Posterior(entities, self._behind_doors(entities, state.doors))
 
-    def door_likelihoods(self, heard: np.ndarray) -> np.ndarray:
-        """Likelihood of each entity behind each door, relative to its best position, ``(n_envs, n_entities, n_doors)``."""
-        return self.position_likelihoods(heard).mean(axis=3)
-
     def position_likelihoods(self, heard: np.ndarray) -> np.ndarray:
-        """Likelihood of each entity at each quadrature point, relative to the best, ``(n_envs, n_entities, n_doors, points)``."""
+        """Likelihood of each entity at each quadrature point, relative to the best, ``(n_envs, n_entities, n_doors, n_points)``."""
         n_doors, n_points = self.features.shape[:2]
-        products = _outer(self.features).reshape(n_doors * n_points, 16)
-        misfit = heard.reshape(*heard.shape[:2], 16) @ products.T
+        misfit = heard.reshape(*heard.shape[:2], 16) @ outer(self.features).reshape(-1, 16).T
         misfit -= misfit.min(axis=2, keepdims=True)
-        return np.exp(misfit / (-2 * self.sigma**2)).reshape(*heard.shape[:2], n_doors, n_points)
+        misfit /= -2 * self.sigma**2
+        return np.exp(misfit, dtype=np.float32, casting="same_kind").reshape(*heard.shape[:2], n_doors, n_points)
+
+    def door_likelihoods(self, likelihoods: np.ndarray) -> np.ndarray:
+        """The mean of the likelihoods over the square behind each door, ``(n_envs, n_entities, n_doors)``."""
+        return (likelihoods @ self.weights.astype(np.float32)).astype(float)
+
+    def position_moments(self, likelihoods: np.ndarray) -> np.ndarray:
+        """Mean of ``phi phi^T`` of each entity given its door, ``(n_envs, n_entities, n_doors, 4, 4)``."""
+        n_envs, n_entities, n_doors, n_points = likelihoods.shape
+        weighted = outer(self.features).reshape(n_doors, n_points, 16) * self.weights[:, None]
+        by_door = likelihoods.reshape(-1, n_doors, n_points).swapaxes(0, 1) + np.finfo(np.float32).tiny
+        moments = by_door @ weighted
+        moments /= moments[..., :1]  # the first feature is 1, so this is the sum of the weights
+        return moments.swapaxes(0, 1).reshape(n_envs, n_entities, n_doors, 4, 4)
 
     def opened_door(self, position: np.ndarray, actions: np.ndarray) -> np.ndarray:
         """The door that an action at a position opens, or ``NO_DOOR``; also for the action -1, which stands for none."""
@@ -204,8 +224,9 @@ class RescueFilter:
 
     def _quadrature_features(self) -> np.ndarray:
         """``phi`` at the quadrature points of all doors, ``(n_doors, n_points ** 2, 4)``."""
-        side = (np.arange(self.n_points) + 0.5) / self.n_points - 0.5
-        offsets = np.stack(np.meshgrid(side, side), axis=-1).reshape(-1, 2)
+        nodes, weights = np.polynomial.legendre.leggauss(self.n_points)
+        self.weights = np.outer(weights, weights).ravel() / 4
+        offsets = np.stack(np.meshgrid(nodes, nodes), axis=-1).reshape(-1, 2) / 2
         points = self.world.centres[:, None] + offsets
         squares = (points**2).sum(axis=-1, keepdims=True)
         return np.concatenate((np.full_like(squares, self.config.grid_size), -2 * points, squares), axis=-1) / self.config.grid_size
@@ -216,7 +237,7 @@ class RescueFilter:
         log_readings = np.log(np.maximum(observations[:, 2:].astype(float), smallest))
         z = self.listening_features(observations[:, None, :2].astype(float)).repeat(log_readings.shape[1], axis=1)
         z[..., 0] += log_readings
-        return _outer(z)
+        return outer(z)
 
     def listening_features(self, places: np.ndarray) -> np.ndarray:
         """``z`` without the reading: ``- z . phi`` is the noiseless log reading from a place, ``(..., 2) -> (..., 4)``."""
@@ -234,7 +255,3 @@ class RescueFilter:
         victim = entities[:, self.world.is_victim].sum(axis=1) * (doors == Door.UNOPENED)
         hazard = entities[:, ~self.world.is_victim].sum(axis=1)
         return np.stack((np.maximum(1 - victim - hazard, 0), victim, hazard), axis=-1)
-
-
-def _outer(vectors: np.ndarray) -> np.ndarray:
-    return vectors[..., :, None] * vectors[..., None, :]

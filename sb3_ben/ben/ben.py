@@ -1,0 +1,715 @@
+"""The Bayesian Exploration Network (Fellows et al., ICML 2024) as a Stable-Baselines3 algorithm."""
+
+from __future__ import annotations
+
+import io
+import pathlib
+import random
+import zipfile
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
+from stable_baselines3.common.noise import ActionNoise
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, RolloutReturn, Schedule, TrainFreq
+from stable_baselines3.common.utils import (
+    FloatSchedule,
+    LinearSchedule,
+    polyak_update,
+    should_collect_more_steps,
+    update_learning_rate,
+)
+from stable_baselines3.common.vec_env import VecEnv
+
+from sb3_ben.ben.policies import BENPolicy, CnnLstmPolicy, MlpGruPolicy, MlpLstmPolicy, MlpPolicy, MultiInputLstmPolicy
+from sb3_ben.common.buffers import HistoryReplayBuffer, HistoryReplaySamples, map_observations
+from sb3_ben.common.epistemic import EpistemicFlow, RowAdam, StackedEpistemicFlow
+from sb3_ben.common.objectives import (
+    PAPER_BASE_PRECISION,
+    add_noise,
+    bellman_target,
+    kl_estimate,
+    msbbe_double,
+    msbbe_semi,
+    negative_elbo,
+    total_variance,
+)
+from sb3_ben.common.vec_previous_reward import VecPreviousReward
+
+__all__ = ["BEN", "BellmanDistribution"]
+
+SelfBEN = TypeVar("SelfBEN", bound="BEN")
+
+CHOICES = {
+    "belief_scope": ("run", "episode"),
+    "msbbe": ("semi", "double"),
+    "elbo": ("exact", "paper"),
+    "bellman": ("flow", "point"),
+    "exploration": ("epsilon", "spread", "posterior", "greedy"),
+}
+SPREAD = (0.02, 0.5)  # the epsilons of exploration="spread"; a quarter of the environments act at random
+
+
+class BellmanDistribution(NamedTuple):
+    """What BEN believes of the Bellman operator b, for each environment and action.
+
+    :param mean: predictive mean, ``(n_envs, n_actions)``
+    :param epistemic_std: standard deviation between hypotheses: what more data would settle
+    :param aleatoric_std: standard deviation within a hypothesis: what the world leaves to chance
+    :param samples: draws from the predictive distribution, ``(n_envs, n_actions, n_samples)``
+    """
+
+    mean: np.ndarray
+    epistemic_std: np.ndarray
+    aleatoric_std: np.ndarray
+    samples: np.ndarray
+
+
+class Encoded(NamedTuple):
+    """Replayed transitions after the recurrent pass, in standardised units, with the dimensions of the posterior first.
+
+    :param context: (h_t, a_t, q_t)
+    :param q: Q(h_t, a_t)
+    :param b: Bellman samples
+    :param mask: 1 where there is a transition
+    :param n_total: number of transitions that the posterior is conditioned on
+    """
+
+    context: th.Tensor
+    q: th.Tensor
+    b: th.Tensor
+    mask: th.Tensor
+    n_total: th.Tensor
+
+
+class BEN(OffPolicyAlgorithm):
+    """Bayesian Exploration Network.
+
+    Paper: https://arxiv.org/abs/2308.13049
+
+    :param policy: ``"MlpLstmPolicy"``, ``"MlpGruPolicy"``, ``"CnnLstmPolicy"``, ``"MultiInputLstmPolicy"``, the history-free
+        ``"MlpPolicy"``, or a policy class
+    :param env: the environment to learn from (if registered in Gym, can be str)
+    :param learning_rate: learning rate of the Q-network, a number or a function of the remaining progress (from 1 to 0)
+    :param buffer_size: maximal number of transitions in the replay buffer
+    :param learning_starts: number of steps with random actions before learning starts
+    :param batch_size: number of histories in each gradient step
+    :param tau: soft update coefficient of the target network
+    :param gamma: discount factor
+    :param train_freq: update the model every ``train_freq`` steps, or a tuple like ``(5, "step")`` or ``(2, "episode")``
+    :param gradient_steps: N_update, gradient steps after each rollout; -1 for as many as steps were made
+    :param replay_buffer_class: :class:`~sb3_ben.common.buffers.HistoryReplayBuffer` or a subclass
+    :param replay_buffer_kwargs: keyword arguments of the replay buffer
+    :param optimize_memory_usage: accepted for compatibility; observations are always stored only once
+    :param target_update_interval: update the target network every so many gradient steps
+    :param exploration_fraction: fraction of training over which epsilon is reduced
+    :param exploration_initial_eps: initial probability of a random action
+    :param exploration_final_eps: final probability of a random action
+    :param max_grad_norm: maximal norm of the gradient
+    :param sequence_length: t', maximal number of transitions in a replayed history
+    :param n_posterior_steps: N_posterior, steps on the ELBO for each step on the MSBBE
+    :param n_pretrain_steps: N_pretrain, steps on the MSBBE under the prior before the first action
+    :param n_phi_samples: hypotheses drawn from the posterior in each gradient step
+    :param posterior_learning_rate: learning rate of the flows, a number or a schedule; ``None`` for three times ``learning_rate``
+    :param belief_scope: ``"run"``: one posterior over all transitions replayed so far; ``"episode"``: each environment has its
+        own, reset to the prior when an episode begins and fitted to that episode alone
+    :param bellman: ``"flow"``: pull Q to the mean of the flows' predictive distribution; ``"point"``: to the Bellman samples
+        themselves, which switches both flows off (a recurrent DQN, the control of our experiments)
+    :param msbbe: ``"semi"``: semi-gradient to the predictive mean; ``"double"``: the paper's double sampling
+    :param elbo: ``"exact"``, or ``"paper"`` for the ELBO as printed (an ablation: its posterior collapses)
+    :param bellman_noise: standard deviation of the noise on Bellman samples before their density is taken, in standard
+        deviations of b
+    :param exploration: ``"epsilon"`` (annealed, tossed per environment), ``"spread"`` (a fixed range of epsilons over the
+        environments), ``"posterior"`` (one hypothesis per episode) or ``"greedy"`` (the paper)
+    :param stats_window_size: number of episodes that rollout statistics are averaged over
+    :param tensorboard_log: the log location for tensorboard (if None, no logging)
+    :param policy_kwargs: additional arguments of the policy, see :class:`~sb3_ben.ben.policies.BENPolicy`
+    :param verbose: verbosity level: 0 for no output, 1 for info messages, 2 for debug messages
+    :param seed: seed of the pseudo random generators
+    :param device: device on which the code should be run
+    :param _init_setup_model: whether or not to build the network at the creation of the instance
+    """
+
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
+        "MlpLstmPolicy": MlpLstmPolicy,
+        "MlpGruPolicy": MlpGruPolicy,
+        "MlpPolicy": MlpPolicy,
+        "CnnLstmPolicy": CnnLstmPolicy,
+        "MultiInputLstmPolicy": MultiInputLstmPolicy,
+    }
+    policy: BENPolicy
+    replay_buffer: HistoryReplayBuffer
+
+    def __init__(
+        self,
+        policy: str | type[BENPolicy],
+        env: GymEnv | str,
+        learning_rate: float | Schedule = 1e-3,
+        buffer_size: int = 100_000,
+        learning_starts: int = 1000,
+        batch_size: int = 32,
+        tau: float = 0.03,
+        gamma: float = 0.99,
+        train_freq: int | tuple[int, str] = 4,
+        gradient_steps: int = 1,
+        replay_buffer_class: type[ReplayBuffer] | None = None,
+        replay_buffer_kwargs: dict[str, Any] | None = None,
+        optimize_memory_usage: bool = False,
+        target_update_interval: int = 1,
+        exploration_fraction: float = 0.5,
+        exploration_initial_eps: float = 1.0,
+        exploration_final_eps: float = 0.05,
+        max_grad_norm: float = 10.0,
+        sequence_length: int = 32,
+        n_posterior_steps: int = 1,
+        n_pretrain_steps: int = 0,
+        n_phi_samples: int = 8,
+        posterior_learning_rate: float | Schedule | None = None,
+        belief_scope: str = "run",
+        bellman: str = "flow",
+        msbbe: str = "semi",
+        elbo: str = "exact",
+        bellman_noise: float = 0.1,
+        exploration: str = "epsilon",
+        stats_window_size: int = 100,
+        tensorboard_log: str | None = None,
+        policy_kwargs: dict[str, Any] | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: th.device | str = "auto",
+        _init_setup_model: bool = True,
+    ) -> None:
+        super().__init__(
+            policy,
+            env,
+            learning_rate,
+            buffer_size,
+            learning_starts,
+            batch_size,
+            tau,
+            gamma,
+            train_freq,
+            gradient_steps,
+            action_noise=None,
+            replay_buffer_class=replay_buffer_class,
+            replay_buffer_kwargs=replay_buffer_kwargs,
+            optimize_memory_usage=optimize_memory_usage,
+            policy_kwargs=policy_kwargs,
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            verbose=verbose,
+            device=device,
+            seed=seed,
+            sde_support=False,
+            supported_action_spaces=(spaces.Discrete,),
+            support_multi_env=True,
+        )
+        self.target_update_interval = target_update_interval
+        self.exploration_fraction = exploration_fraction
+        self.exploration_initial_eps = exploration_initial_eps
+        self.exploration_final_eps = exploration_final_eps
+        self.max_grad_norm = max_grad_norm
+        self.sequence_length = sequence_length
+        self.n_posterior_steps = n_posterior_steps
+        self.n_pretrain_steps = n_pretrain_steps
+        self.n_phi_samples = n_phi_samples
+        self.posterior_learning_rate = posterior_learning_rate
+        self.belief_scope = belief_scope
+        self.bellman = bellman
+        self.msbbe = msbbe
+        self.elbo = elbo
+        self.bellman_noise = bellman_noise
+        self.exploration = exploration
+        self.exploration_rate = 0.0
+        # What is remembered of the running episodes, and how far the current rollout has come: all that an exact resume needs
+        self._memory: tuple[np.ndarray, ...] | None = None
+        self._last_rewards: np.ndarray | None = None
+        self._hypotheses: np.ndarray | None = None
+        self._rollout_steps, self._rollout_episodes = 0, 0
+        self._resume: dict[str, Any] | None = None
+        if _init_setup_model:
+            self._setup_model()
+
+    # ------------------------------------------------------------------ set-up
+
+    def _setup_model(self) -> None:
+        self._check_arguments()
+        self.replay_buffer_class = self.replay_buffer_class or HistoryReplayBuffer
+        self.replay_buffer_kwargs = {"sequence_length": self.sequence_length, **self.replay_buffer_kwargs}
+        super()._setup_model()
+        rate = self.posterior_learning_rate
+        self.posterior_lr_schedule = self._three_times_lr if rate is None else FloatSchedule(rate)
+        self.exploration_schedule = LinearSchedule(
+            self.exploration_initial_eps, self.exploration_final_eps, self.exploration_fraction
+        )
+        self.beliefs = StackedEpistemicFlow(self.policy.epistemic, self.n_envs).to(self.device)
+        self.beliefs_optimizer = RowAdam(self.beliefs.psi.parameters(), lr=self.posterior_lr_schedule(1))
+
+    def _three_times_lr(self, progress_remaining: float) -> float:
+        return 3 * self.lr_schedule(progress_remaining)
+
+    def _check_arguments(self) -> None:
+        for name, choices in CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices:
+                raise ValueError(f"`{name}` must be one of {', '.join(map(repr, choices))}, got {value!r}")
+        positive = ("buffer_size", "batch_size", "sequence_length", "n_posterior_steps", "n_phi_samples", "target_update_interval")
+        for name in positive:
+            if getattr(self, name) < 1:
+                raise ValueError(f"`{name}` must be at least 1, got {getattr(self, name)}")
+        for name in ("learning_starts", "n_pretrain_steps", "bellman_noise", "max_grad_norm"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"`{name}` must not be negative, got {getattr(self, name)}")
+        for name in ("tau", "gamma", "exploration_fraction", "exploration_initial_eps", "exploration_final_eps"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"`{name}` must lie between 0 and 1, got {getattr(self, name)}")
+
+    @staticmethod
+    def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
+        """As in SB3, with the wrapper that carries the previous reward outermost."""
+        venv = OffPolicyAlgorithm._wrap_env(env, verbose, monitor_wrapper)
+        return venv if isinstance(venv, VecPreviousReward) else VecPreviousReward(venv)
+
+    def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
+        _carry_rewards_in_evaluation(callback)
+        return super()._init_callback(callback, progress_bar)
+
+    def _setup_learn(self, total_timesteps: int, *args: Any, **kwargs: Any) -> tuple[int, BaseCallback]:
+        reset_num_timesteps = kwargs.get("reset_num_timesteps", args[1] if len(args) > 1 else True)
+        is_fresh = reset_num_timesteps or self._last_obs is None
+        if self._resume is not None and not is_fresh:
+            self._continue_from(self._resume)
+        self._resume = None
+        total_timesteps, callback = super()._setup_learn(total_timesteps, *args, **kwargs)
+        if self.replay_buffer.n_envs != self.n_envs:
+            raise ValueError(f"The replay buffer holds {self.replay_buffer.n_envs} environments, the model has {self.n_envs}")
+        if is_fresh:
+            self._start_episodes()
+        return total_timesteps, callback
+
+    def _continue_from(self, saved: dict[str, Any]) -> None:
+        """Put back what a save kept beside the parameters."""
+        _set_rng_state(saved["rng"])
+        self.beliefs.load_state_dict(saved["beliefs"]["flows"])
+        self.beliefs_optimizer.load_state_dict(saved["beliefs"]["optimizer"])
+
+    def _start_episodes(self) -> None:
+        """Every environment has been reset."""
+        self.replay_buffer.start_episodes()
+        self._memory = None
+        self._last_rewards = np.zeros(self.n_envs, dtype=np.float32)
+        self._last_episode_starts = np.ones(self.n_envs, dtype=bool)
+        self._rollout_steps, self._rollout_episodes = 0, 0
+        if self.n_pretrain_steps > 0 and self._n_updates == 0:
+            self.pretrain(self.n_pretrain_steps)
+
+    def learn(  # type: ignore[override]
+        self: SelfBEN,
+        total_timesteps: int = 100_000,
+        callback: MaybeCallback = None,
+        log_interval: int = 4,
+        tb_log_name: str = "BEN",
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> SelfBEN:
+        return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
+
+    # ------------------------------------------------------------------ acting
+
+    def collect_rollouts(
+        self,
+        env: VecEnv,
+        callback: BaseCallback,
+        train_freq: TrainFreq,
+        replay_buffer: ReplayBuffer,
+        action_noise: ActionNoise | None = None,
+        learning_starts: int = 0,
+        log_interval: int | None = None,
+    ) -> RolloutReturn:
+        """As in SB3, except that a transition is stored before callbacks see it and that the progress of the rollout is kept in
+        the model: what a callback saves in the middle of it is complete."""
+        self.policy.set_training_mode(False)
+        callback.on_rollout_start()
+        while should_collect_more_steps(train_freq, self._rollout_steps, self._rollout_episodes):
+            actions, buffer_actions = self._sample_action(learning_starts, action_noise, env.num_envs)
+            new_obs, rewards, dones, infos = env.step(actions)
+            self.num_timesteps += env.num_envs
+            self._rollout_steps += 1
+            self._rollout_episodes += int(dones.sum())
+            self._update_info_buffer(infos, dones)
+            self._store_transition(replay_buffer, buffer_actions, new_obs, rewards, dones, infos)  # type: ignore[arg-type]
+            self._update_current_progress_remaining(self.num_timesteps, self._total_timesteps)
+            self._on_step()
+            self._count_episodes(int(dones.sum()), log_interval)
+            callback.update_locals(locals())
+            if not callback.on_step():
+                return RolloutReturn(self._rollout_steps * env.num_envs, self._rollout_episodes, continue_training=False)
+        callback.on_rollout_end()
+        rollout = RolloutReturn(self._rollout_steps * env.num_envs, self._rollout_episodes, continue_training=True)
+        self._rollout_steps, self._rollout_episodes = 0, 0
+        return rollout
+
+    def _count_episodes(self, n_ended: int, log_interval: int | None) -> None:
+        for _ in range(n_ended):
+            self._episode_num += 1
+            if log_interval is not None and self._episode_num % log_interval == 0:
+                self.dump_logs()
+
+    def _on_step(self) -> None:
+        self.exploration_rate = self.exploration_schedule(self._current_progress_remaining)
+        if self.exploration == "epsilon":
+            self.logger.record("rollout/exploration_rate", self.exploration_rate)
+
+    def _sample_action(
+        self, learning_starts: int, action_noise: ActionNoise | None = None, n_envs: int = 1
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Explore. The memory advances on every action, the random ones of the warm-up too."""
+        if self.belief_scope == "episode":
+            starts = th.as_tensor(self._last_episode_starts, device=self.device)
+            self.beliefs.reset(starts)
+            self.beliefs_optimizer.reset(starts)
+        latent, q_values, hidden = self._recall()
+        values = self._sampled_values(latent, q_values) if self.exploration == "posterior" else q_values
+        actions = values.argmax(dim=-1).cpu().numpy()
+        is_random = np.random.rand(n_envs) < self._epsilons(n_envs, warm_up=self.num_timesteps < learning_starts)
+        actions = np.where(is_random, np.random.randint(self.policy.q_net.n_actions, size=n_envs), actions)
+        actions = actions + int(self.policy.action_space.start)
+        self._memory = self.policy.remember(hidden, actions)
+        return actions, actions
+
+    @th.no_grad()
+    def _recall(self) -> tuple[th.Tensor, th.Tensor, tuple[th.Tensor, ...]]:
+        """Encodings, values and memory after the last observation of the training environments."""
+        assert self._last_obs is not None and self._last_rewards is not None
+        policy = self.policy
+        memory = policy.initial_memory(self.n_envs) if self._memory is None else policy.memory_from(self._memory, self.n_envs)
+        obs, _ = policy.obs_to_tensor(self._last_obs)
+        starts = th.as_tensor(self._last_episode_starts, device=self.device)
+        return policy.step(obs, memory, th.as_tensor(self._last_rewards, device=self.device), starts)
+
+    def _epsilons(self, n_envs: int, warm_up: bool) -> np.ndarray | float:
+        """The probability of a random action, by environment."""
+        if warm_up:
+            return 1.0
+        if self.exploration == "spread":
+            n_random = n_envs // 4
+            return np.concatenate((np.ones(n_random), np.geomspace(*SPREAD[::-1], n_envs - n_random)))
+        return self.exploration_rate if self.exploration == "epsilon" else 0.0
+
+    @th.no_grad()
+    def _sampled_values(self, latent: th.Tensor, q_values: th.Tensor) -> th.Tensor:
+        """The expected b of every action under the hypothesis of each environment's episode."""
+        if self._hypotheses is None or self._hypotheses.shape[0] != self.n_envs:
+            self._hypotheses = np.zeros((self.n_envs, self.policy.phi_dim), dtype=np.float32)
+        starts = np.asarray(self._last_episode_starts)
+        if starts.any():
+            phi, _ = self.policy.epistemic.rsample_and_log_prob(int(starts.sum()))
+            self._hypotheses[starts] = phi.cpu().numpy()
+        context = self._contexts_of_all_actions(latent, q_values)
+        return self.policy.aleatoric.mean(context, th.as_tensor(self._hypotheses, device=self.device)[:, None])[:, 0]
+
+    def _store_transition(
+        self,
+        replay_buffer: ReplayBuffer,
+        buffer_action: np.ndarray,
+        new_obs: np.ndarray | dict[str, np.ndarray],
+        reward: np.ndarray,
+        dones: np.ndarray,
+        infos: list[dict[str, Any]],
+    ) -> None:
+        normalize = self._vec_normalize_env
+        original = np.asarray(reward if normalize is None else normalize.get_original_reward(), dtype=np.float32)
+        if not np.isfinite(original).all():
+            raise ValueError(f"The environment returned a reward that is not finite: {original}")
+        super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
+        self.policy.reward_units.update(th.as_tensor(original, device=self.device))
+        self._last_rewards = original
+        self._last_episode_starts = np.array(dones, dtype=bool)
+
+    # ------------------------------------------------------------------ learning
+
+    def train(self, gradient_steps: int, batch_size: int) -> None:
+        """Algorithm 1 of the paper: for each of N_update steps, N_posterior steps on the ELBO and one on the MSBBE."""
+        self.policy.set_training_mode(True)
+        self._update_learning_rates()
+        logs: dict[str, list[float]] = defaultdict(list)
+        for _ in range(gradient_steps):
+            histories = self._replay(batch_size)
+            b = self._bellman_samples(histories)
+            encoded = self._encode(histories, b)
+            for _ in range(self.n_posterior_steps - 1):
+                self._posterior_step(encoded)
+            for name, value in self._joint_step(encoded).items():
+                logs[name].append(value)
+            self._n_updates += 1
+            if self._n_updates % self.target_update_interval == 0:
+                polyak_update(self.policy.q_net.parameters(), self.policy.q_net_target.parameters(), self.tau)
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        for name, values in logs.items():
+            self.logger.record(name, float(np.mean(values)))
+
+    def _update_learning_rates(self) -> None:
+        self._update_learning_rate(self.policy.optimizer)
+        rate = self.posterior_lr_schedule(self._current_progress_remaining)
+        self.logger.record("train/posterior_learning_rate", rate)
+        for optimizer in (self.policy.posterior_optimizer, self.beliefs_optimizer):
+            update_learning_rate(optimizer, rate)
+
+    def _replay(self, batch_size: int) -> HistoryReplaySamples:
+        """Histories to learn from: replayed ones, or the running episodes where each has a belief of its own."""
+        if self.belief_scope == "episode":
+            return self.replay_buffer.running_episodes(env=self._vec_normalize_env)
+        return self.replay_buffer.sample(batch_size, env=self._vec_normalize_env)
+
+    @th.no_grad()
+    def _bellman_samples(self, histories: HistoryReplaySamples) -> th.Tensor:
+        """Samples b_t of the optimal Bellman operator, in the units of rewards, which they also update."""
+        policy = self.policy
+        rewards = policy.reward_units.standardize(histories.previous_rewards)
+        _, values, _ = policy.q_net_target(histories.observations, histories.previous_actions, rewards)
+        next_values = policy.bellman_units.unstandardize(values[1:].max(dim=-1).values)
+        b = bellman_target(histories.rewards, histories.dones, next_values, self.gamma)
+        policy.update_bellman_units(b, histories.mask)
+        return b
+
+    def _encode(self, histories: HistoryReplaySamples, b: th.Tensor) -> Encoded:
+        """One recurrent pass over the histories: values and contexts of the transitions, arranged for the posterior."""
+        policy = self.policy
+        rewards = policy.reward_units.standardize(histories.previous_rewards[:-1])
+        observations = map_observations(lambda part: part[:-1], histories.observations)
+        latent, q_values, _ = policy.q_net(observations, histories.previous_actions[:-1], rewards)
+        context = policy.context(latent, q_values, histories.actions, detach_q=self.msbbe == "semi")
+        q = q_values.gather(-1, histories.actions[..., None])[..., 0]
+        parts = (context, q, policy.bellman_units.standardize(b), histories.mask)
+        if self.belief_scope == "episode":  # (E, T, ...): one row for each environment's own posterior
+            return Encoded(*(part.transpose(0, 1) for part in parts), n_total=histories.mask.sum(dim=0))
+        n_total = float(self.replay_buffer.size() * self.n_envs)
+        return Encoded(*(part.flatten(0, 1) for part in parts), n_total=th.tensor(n_total, device=self.device))
+
+    @property
+    def posterior(self) -> EpistemicFlow | StackedEpistemicFlow:
+        """The posterior that is being fitted: one for the run, or one for each environment's episode."""
+        return self.beliefs if self.belief_scope == "episode" else self.policy.epistemic
+
+    def _negative_elbo(self, encoded: Encoded) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
+        """The negative ELBO per transition, KL(q || prior) and the hypotheses it was estimated with."""
+        phi, log_q = self.posterior.rsample_and_log_prob(self.n_phi_samples)
+        log_prior = self.policy.prior_distribution().log_prob(phi)
+        precision = PAPER_BASE_PRECISION if self.elbo == "paper" else 1.0
+        blurred = add_noise(encoded.b, self.bellman_noise)
+        log_likelihood = self.policy.aleatoric.log_prob(blurred, encoded.context, phi, precision)
+        scale = encoded.n_total / encoded.mask.sum(dim=-1).clamp_min(1)
+        loss = negative_elbo(log_likelihood, log_prior, log_q, scale, encoded.mask, self.elbo) / encoded.n_total
+        return loss.mean(), kl_estimate(log_q, log_prior).mean(), phi.detach()
+
+    def _posterior_step(self, encoded: Encoded) -> None:
+        """A step on the ELBO for the flows alone."""
+        if self.bellman == "flow":
+            loss, _, _ = self._negative_elbo(encoded._replace(context=encoded.context.detach()))
+            self._descend(loss)
+
+    def _joint_step(self, encoded: Encoded) -> dict[str, float]:
+        """A step on the ELBO, through the encoder as well, and a step on the MSBBE."""
+        if self.bellman == "point":
+            msbbe = msbbe_semi(encoded.q, encoded.b, encoded.mask)
+            self._descend(msbbe)
+            return {"train/loss": msbbe.item(), "train/msbbe": msbbe.item()}
+        negative_elbo_, kl, phi = self._negative_elbo(encoded)
+        msbbe, uncertainty = self._msbbe(encoded, phi)
+        loss = negative_elbo_ + msbbe
+        self._descend(loss)
+        logs = {"train/loss": loss, "train/elbo": -negative_elbo_, "train/msbbe": msbbe, "train/kl": kl, **uncertainty}
+        return {name: value.item() for name, value in logs.items()}
+
+    def _msbbe(self, encoded: Encoded, phi: th.Tensor) -> tuple[th.Tensor, dict[str, th.Tensor]]:
+        """The mean squared Bayesian Bellman error, and both uncertainties, in the units of rewards."""
+        aleatoric, unit = self.policy.aleatoric, self.policy.bellman_units.std
+        with th.no_grad():
+            mean, epistemic, chance = total_variance(*aleatoric.moments(encoded.context, phi))
+        logs = {"uncertainty/epistemic": epistemic, "uncertainty/aleatoric": chance}
+        logs = {name: unit * (value * encoded.mask).sum() / encoded.mask.sum() for name, value in logs.items()}
+        if self.msbbe == "semi":
+            return msbbe_semi(encoded.q, mean, encoded.mask), logs
+        with th.no_grad():
+            other, _ = self.posterior.rsample_and_log_prob(1)
+        b1, b2 = (aleatoric.rsample(encoded.context, one, 1)[..., 0, :, 0] for one in (phi[..., :1, :], other))
+        return msbbe_double(encoded.q, b1, b2, encoded.mask), logs
+
+    def _descend(self, loss: th.Tensor) -> None:
+        """A gradient step on whatever the loss depends on."""
+        policy = self.policy
+        optimizers = (policy.optimizer, policy.posterior_optimizer, self.beliefs_optimizer)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss.backward()
+        for parameters in (policy.parameters(), self.beliefs.parameters()):
+            th.nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)
+        for optimizer in optimizers:
+            optimizer.step()
+
+    def pretrain(self, n_steps: int) -> None:
+        """Algorithm 2 of the paper, with no prior knowledge of transitions: steps on the MSBBE of first observations under the
+        prior over phi.
+
+        :param n_steps: N_pretrain
+        """
+        assert self._last_obs is not None, "pretrain() needs first observations: it is called by learn()"
+        policy = self.policy
+        obs, _ = policy.obs_to_tensor(self._last_obs)
+        starts = th.ones(self.n_envs, dtype=th.bool, device=self.device)
+        nothing = th.zeros(self.n_envs, device=self.device)
+        for _ in range(n_steps):
+            latent, q_values, _ = policy.step(obs, policy.initial_memory(self.n_envs), nothing, starts)
+            phi = policy.prior_distribution().sample((self.n_phi_samples,))
+            with th.no_grad():
+                context = self._contexts_of_all_actions(latent, q_values)
+                mean = policy.aleatoric.mean(context.flatten(0, 1), phi).mean(dim=0)
+            self._descend(msbbe_semi(q_values, mean.view_as(q_values)))
+        policy.q_net_target.load_state_dict(policy.q_net.state_dict())
+
+    # ------------------------------------------------------------------ what the user sees
+
+    def predict(
+        self,
+        observation: np.ndarray | dict[str, np.ndarray],
+        state: tuple[np.ndarray, ...] | None = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+    ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
+        """Actions for observations and what to remember of them.
+
+        :param observation: one observation, or a batch of them
+        :param state: what the last call returned, ``None`` for a fresh memory; its last entry are the previous actions, to be
+            overwritten by a caller who executes others
+        :param episode_start: which environments have begun a new episode
+        :param deterministic: if False, act at random with the probability that training has come to (epsilon)
+        :return: actions and the next state
+        """
+        actions, state = self.policy.predict(observation, state, episode_start, deterministic)
+        if not deterministic and self.exploration_rate > 0 and self.exploration == "epsilon":
+            is_random = np.random.rand(*actions.shape) < self.exploration_rate
+            start, n_actions = int(self.policy.action_space.start), self.policy.q_net.n_actions
+            actions = np.where(is_random, start + np.random.randint(n_actions, size=actions.shape), actions)
+            state = self.policy.with_actions(state, actions)
+        return actions, state
+
+    @th.no_grad()
+    def bellman_distribution(
+        self,
+        observation: np.ndarray | dict[str, np.ndarray],
+        state: tuple[np.ndarray, ...] | None = None,
+        episode_start: np.ndarray | None = None,
+        n_samples: int = 256,
+    ) -> BellmanDistribution:
+        """What BEN believes of the Bellman operator after a history, for every action.
+
+        The total variance of b splits into the spread between hypotheses (epistemic) and within them (aleatoric)::
+
+            model = BEN("MlpLstmPolicy", "Tiger-v0").learn(10_000)
+            obs = model.get_env().reset()
+            beliefs = model.bellman_distribution(obs)
+            print(beliefs.mean, beliefs.epistemic_std, beliefs.aleatoric_std)
+
+        With ``belief_scope="episode"`` the hypotheses are those of the prior, since the observation belongs to no fitted episode.
+
+        :param observation: one observation, or a batch of them
+        :param state: the state that came with it, as for :meth:`predict`
+        :param episode_start: which environments have begun a new episode
+        :param n_samples: number of draws, and of hypotheses that the moments are estimated with
+        """
+        if self.bellman == "point":
+            raise ValueError("A model with bellman='point' has no distribution of b: its flows are switched off")
+        policy = self.policy
+        latent, q_values, _, vectorized = policy.recall(observation, state, episode_start)
+        context = self._contexts_of_all_actions(latent, q_values)
+        phi, _ = policy.epistemic.rsample_and_log_prob(n_samples)
+        moments = total_variance(*policy.aleatoric.moments(context.flatten(0, 1), phi))
+        samples = policy.aleatoric.sample(context.flatten(0, 1), phi, 1)[..., 0].T
+        unit, shape = policy.bellman_units.std, context.shape[:2]
+        parts = [policy.bellman_units.unstandardize(moments[0]), unit * moments[1], unit * moments[2]]
+        parts = [*(part.view(shape) for part in parts), policy.bellman_units.unstandardize(samples).view(*shape, n_samples)]
+        return BellmanDistribution(*(part.cpu().numpy() if vectorized else part[0].cpu().numpy() for part in parts))
+
+    def _contexts_of_all_actions(self, latent: th.Tensor, q_values: th.Tensor) -> th.Tensor:
+        """Contexts ``(n, n_actions, context_dim)`` of every action after each of n histories."""
+        n_envs, n_actions = q_values.shape
+        actions = th.arange(n_actions, device=self.device).expand(n_envs, n_actions)
+        repeated = (part[:, None].expand(-1, n_actions, -1) for part in (latent, q_values))
+        return self.policy.context(*repeated, actions)
+
+    def save(
+        self,
+        path: str | pathlib.Path | io.BufferedIOBase,
+        exclude: Iterable[str] | None = None,
+        include: Iterable[str] | None = None,
+    ) -> None:
+        """As in SB3. The state of the random generators is saved too: with the replay buffer, an environment in the same state
+        and ``load(..., force_reset=False)``, ``learn(..., reset_num_timesteps=False)`` continues as if never interrupted."""
+        beliefs = {"flows": self.beliefs.state_dict(), "optimizer": self.beliefs_optimizer.state_dict()}
+        self._resume = {"rng": _get_rng_state(), "beliefs": beliefs}
+        try:
+            super().save(path, exclude, include)
+        finally:
+            self._resume = None
+
+    @classmethod
+    def load(cls: type[SelfBEN], path: str | pathlib.Path | io.BufferedIOBase, *args: Any, **kwargs: Any) -> SelfBEN:  # type: ignore[override]
+        """As in SB3; a file that is not a model saved by BEN is refused with a ``ValueError``."""
+        _check_model_file(path)
+        return super().load(path, *args, **kwargs)
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), "beliefs", "beliefs_optimizer", "posterior_lr_schedule"]
+
+    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
+        return ["policy", "policy.optimizer", "policy.posterior_optimizer"], []
+
+
+def _carry_rewards_in_evaluation(callback: Any) -> None:
+    """Wrap the environments of all evaluation callbacks, nested ones too, so that evaluation is exact."""
+    if isinstance(callback, list):
+        for child in callback:
+            _carry_rewards_in_evaluation(child)
+    elif isinstance(callback, BaseCallback):
+        if isinstance(callback, EvalCallback) and not isinstance(callback.eval_env, VecPreviousReward):
+            callback.eval_env = VecPreviousReward(callback.eval_env)
+        for child in vars(callback).values():
+            if isinstance(child, (list, BaseCallback)) and child is not getattr(callback, "parent", None):
+                _carry_rewards_in_evaluation(child)
+
+
+def _get_rng_state() -> dict[str, Any]:
+    return {"python": random.getstate(), "numpy": np.random.get_state(), "torch": th.get_rng_state()}
+
+
+def _set_rng_state(state: dict[str, Any]) -> None:
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    th.set_rng_state(state["torch"])
+
+
+def _check_model_file(path: str | pathlib.Path | io.BufferedIOBase) -> None:
+    """Refuse what is not a zip file saved by BEN."""
+    if isinstance(path, (str, pathlib.Path)):
+        path = pathlib.Path(path)
+        path = path if path.exists() else path.with_name(path.name + ".zip")
+        if not path.exists():
+            return  # SB3's own message names the file
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"{path} is not a complete model file: it is damaged, cut short or something else")
+    with zipfile.ZipFile(path) as archive:
+        names = set(archive.namelist())
+        damaged = archive.testzip()
+    if hasattr(path, "seek"):
+        path.seek(0)
+    if damaged is not None:
+        raise ValueError(f"{path} is damaged: its part {damaged} cannot be read")
+    if not {"data", "policy.pth", "policy.posterior_optimizer.pth"} <= names:
+        raise ValueError(f"{path} was not saved by BEN: load it with the algorithm that saved it")

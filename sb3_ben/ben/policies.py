@@ -1,0 +1,331 @@
+"""The networks of BEN: recurrent Q, aleatoric flow, epistemic flow, in the order in which data passes through them."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, CombinedExtractor, FlattenExtractor, NatureCNN
+from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
+from torch import nn
+from torch.distributions import Distribution
+
+from sb3_ben.common.aleatoric import AleatoricFlow
+from sb3_ben.common.buffers import NO_ACTION, map_observations
+from sb3_ben.common.epistemic import EpistemicFlow, default_prior
+from sb3_ben.common.objectives import RunningStandardizer
+from sb3_ben.common.recurrent import RNN_TYPES, Hidden, HistoryQNetwork, select_rows
+from sb3_ben.common.vec_previous_reward import previous_reward
+
+__all__ = ["BENPolicy", "CnnLstmPolicy", "Memory", "MlpGruPolicy", "MlpLstmPolicy", "MlpPolicy", "MultiInputLstmPolicy"]
+
+RecurrentState = tuple[np.ndarray, ...]
+
+
+class Memory(NamedTuple):
+    """What the agent remembers between two steps of ``n`` episodes.
+
+    :param hidden: state of the recurrent layer
+    :param actions: previous actions, -1 where an episode begins, ``(n,)``
+    """
+
+    hidden: Hidden
+    actions: th.Tensor
+
+
+class BENPolicy(BasePolicy):
+    """Recurrent Q-network with its target, aleatoric and epistemic flow, and the units that values and rewards are measured in.
+
+    :param observation_space: observation space
+    :param action_space: action space
+    :param lr_schedule: learning rate schedule of the Q-network
+    :param net_arch: sizes of the fully connected layers, before and again after the recurrent layer
+    :param activation_fn: their activation
+    :param rnn_type: ``"lstm"``, ``"gru"`` or ``"none"`` (history-free)
+    :param rnn_hidden_size: size of the recurrent layer
+    :param n_rnn_layers: number of recurrent layers
+    :param phi_dim: number of coordinates of phi, the hypotheses about the Bellman operator
+    :param prior: prior over phi, ``N(0, prior_variance)`` if not given
+    :param prior_variance: variance of each coordinate under the default prior
+    :param prior_spread: prior standard deviation of the mean of b, in standard deviations of b
+    :param aleatoric_layers: number of affine-and-spline layers of the aleatoric flow, 1 to 4
+    :param aleatoric_bins: bins of each spline
+    :param aleatoric_hidden_size: width of the aleatoric flow's feature network
+    :param epistemic_hidden_size: width of the epistemic flow's masked networks
+    :param features_extractor_class: features extractor to use
+    :param features_extractor_kwargs: keyword arguments of the features extractor
+    :param normalize_images: whether images are divided by 255
+    :param optimizer_class: optimiser of both the Q-network and the flows
+    :param optimizer_kwargs: its keyword arguments besides the learning rate
+    """
+
+    action_space: spaces.Discrete
+    optimizer: th.optim.Optimizer
+    posterior_optimizer: th.optim.Optimizer
+
+    def __init__(
+        self,
+        observation_space: spaces.Space,
+        action_space: spaces.Discrete,
+        lr_schedule: Schedule,
+        net_arch: list[int] | None = None,
+        activation_fn: type[nn.Module] = nn.ReLU,
+        rnn_type: str = "lstm",
+        rnn_hidden_size: int = 64,
+        n_rnn_layers: int = 1,
+        phi_dim: int = 64,
+        prior: Distribution | None = None,
+        prior_variance: float = 0.1,
+        prior_spread: float = 0.5,
+        aleatoric_layers: int = 1,
+        aleatoric_bins: int = 16,
+        aleatoric_hidden_size: int = 64,
+        epistemic_hidden_size: int = 64,
+        features_extractor_class: type[BaseFeaturesExtractor] = FlattenExtractor,
+        features_extractor_kwargs: dict[str, Any] | None = None,
+        normalize_images: bool = True,
+        optimizer_class: type[th.optim.Optimizer] = th.optim.Adam,
+        optimizer_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(
+            observation_space,
+            action_space,
+            features_extractor_class,
+            features_extractor_kwargs,
+            optimizer_class=optimizer_class,
+            optimizer_kwargs=optimizer_kwargs,
+            normalize_images=normalize_images,
+        )
+        _check(rnn_type in RNN_TYPES, f"`rnn_type` must be one of {list(RNN_TYPES)}, got {rnn_type!r}")
+        _check(1 <= aleatoric_layers <= 4, f"`aleatoric_layers` must lie between 1 and 4, got {aleatoric_layers}")
+        self.net_arch = [64] if net_arch is None else net_arch
+        self.activation_fn = activation_fn
+        self.rnn_type, self.rnn_hidden_size, self.n_rnn_layers = rnn_type, rnn_hidden_size, n_rnn_layers
+        self.phi_dim, self.prior_variance, self.prior_spread = phi_dim, prior_variance, prior_spread
+        self.aleatoric_layers, self.aleatoric_bins = aleatoric_layers, aleatoric_bins
+        self.aleatoric_hidden_size, self.epistemic_hidden_size = aleatoric_hidden_size, epistemic_hidden_size
+        self.prior = prior
+        self._warned = False
+        self._build(lr_schedule)
+
+    def _build(self, lr_schedule: Schedule) -> None:
+        self.q_net, self.q_net_target = self.make_q_net(), self.make_q_net()
+        self.q_net_target.load_state_dict(self.q_net.state_dict())
+        self.q_net_target.set_training_mode(False)
+        self.aleatoric = AleatoricFlow(
+            self.context_dim,
+            self.phi_dim,
+            self.aleatoric_hidden_size,
+            self.aleatoric_layers,
+            self.aleatoric_bins,
+            prior_spread=self.prior_spread,
+            prior_variance=self.prior_variance,
+        )
+        self.epistemic = EpistemicFlow(self.phi_dim, self.prior_distribution(), self.epistemic_hidden_size)
+        self.bellman_units, self.reward_units = RunningStandardizer(), RunningStandardizer()
+        learning_rate = lr_schedule(1)
+        self.optimizer = self.optimizer_class(self.q_net.parameters(), lr=learning_rate, **self.optimizer_kwargs)  # type: ignore[call-arg]
+        flows = [*self.aleatoric.parameters(), *self.epistemic.parameters()]
+        self.posterior_optimizer = self.optimizer_class(flows, lr=learning_rate, **self.optimizer_kwargs)  # type: ignore[call-arg]
+
+    def make_q_net(self) -> HistoryQNetwork:
+        net_args = self._update_features_extractor(
+            {
+                "observation_space": self.observation_space,
+                "action_space": self.action_space,
+                "net_arch": self.net_arch,
+                "activation_fn": self.activation_fn,
+                "normalize_images": self.normalize_images,
+                "rnn_type": self.rnn_type,
+                "rnn_hidden_size": self.rnn_hidden_size,
+                "n_rnn_layers": self.n_rnn_layers,
+            }
+        )
+        return HistoryQNetwork(**net_args).to(self.device)
+
+    def prior_distribution(self) -> Distribution:
+        """The prior over phi."""
+        return default_prior(self.phi_dim, self.prior_variance) if self.prior is None else self.prior
+
+    @property
+    def context_dim(self) -> int:
+        """Size of the aleatoric flow's context (h_t, a_t, q_t)."""
+        return self.q_net.latent_dim + self.q_net.n_actions + 1
+
+    def context(self, latent: th.Tensor, q_values: th.Tensor, actions: th.Tensor, detach_q: bool = True) -> th.Tensor:
+        """The context (h_t, a_t, q_t) of the aleatoric flow, for action indices of the same leading shape as the encodings.
+
+        :param detach_q: whether q_t is a mere input, so that the likelihood cannot move the values
+        """
+        one_hot = nn.functional.one_hot(actions, self.q_net.n_actions).to(latent.dtype)
+        q = q_values.gather(-1, actions[..., None])
+        return th.cat((latent, one_hot, q.detach() if detach_q else q), dim=-1)
+
+    @th.no_grad()
+    def update_bellman_units(self, b: th.Tensor, mask: th.Tensor) -> None:
+        """Let the units of b follow new samples, and rescale the last layers so that no value changes (PopArt)."""
+        units = self.bellman_units
+        old_mean, old_std = units.mean.clone(), units.std.clone()
+        units.update(b, mask)
+        for head in (self.q_net.q_head, self.q_net_target.q_head):
+            head.weight.mul_(old_std / units.std)
+            head.bias.mul_(old_std).add_(old_mean - units.mean).div_(units.std)
+
+    def initial_memory(self, n_envs: int) -> Memory:
+        """The memory of episodes that have just begun."""
+        no_actions = th.full((n_envs,), NO_ACTION, dtype=th.long, device=self.device)
+        return Memory(self.q_net.initial_hidden(n_envs), no_actions)
+
+    def step(
+        self, obs: PyTorchObs, memory: Memory, rewards: th.Tensor, starts: th.Tensor
+    ) -> tuple[th.Tensor, th.Tensor, Hidden]:
+        """Advance the memory by one observation of ``n`` episodes.
+
+        :param obs: observations ``(n, ...)``
+        :param memory: the memory after the last step
+        :param rewards: previous rewards ``(n,)``, in the environment's units
+        :param starts: which episodes begin with this observation ``(n,)``
+        :return: encodings ``(n, latent_dim)``, standardised values ``(n, n_actions)`` and the hidden state to remember
+        """
+        fresh = self.initial_memory(len(starts))
+        actions = th.where(starts, fresh.actions, memory.actions)
+        hidden = select_rows(starts, fresh.hidden, memory.hidden)
+        rewards = self.reward_units.standardize(rewards)
+        obs = map_observations(lambda part: part[None], obs)
+        latent, q_values, hidden = self.q_net(obs, actions[None], rewards[None], hidden)
+        return latent[0], q_values[0], hidden
+
+    def predict(
+        self,
+        observation: np.ndarray | dict[str, np.ndarray],
+        state: RecurrentState | None = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+    ) -> tuple[np.ndarray, RecurrentState | None]:
+        """Greedy actions and the memory to pass to the next call; see :meth:`sb3_ben.BEN.predict`."""
+        _, q_values, hidden, vectorized = self.recall(observation, state, episode_start)
+        actions = q_values.argmax(dim=-1).cpu().numpy() + int(self.action_space.start)
+        return (actions if vectorized else actions[0]), self.remember(hidden, actions)
+
+    @th.no_grad()
+    def recall(
+        self, observation: Any, state: RecurrentState | None, episode_start: np.ndarray | None
+    ) -> tuple[th.Tensor, th.Tensor, Hidden, bool]:
+        """What ``predict`` and its relatives share: from numpy to encodings, values and memory.
+
+        :return: encodings, standardised action values, hidden state, and whether the observation was a batch
+        """
+        self.set_training_mode(False)
+        if isinstance(observation, tuple) and len(observation) == 2 and isinstance(observation[1], dict):
+            raise ValueError(
+                "predict() got a tuple instead of an observation. You are probably mixing Gym API with SB3 VecEnv API: "
+                "`obs, info = env.reset()` (Gym) vs `obs = vec_env.reset()` (SB3 VecEnv)."
+            )
+        obs, vectorized = self.obs_to_tensor(observation)
+        n_envs = len(next(iter(obs.values()))) if isinstance(obs, dict) else len(obs)
+        memory = self.initial_memory(n_envs) if state is None else self.memory_from(state, n_envs)
+        starts = np.zeros(n_envs, dtype=bool) if episode_start is None else np.asarray(episode_start, dtype=bool).reshape(n_envs)
+        rewards = self.rewards_of(observation, n_envs, is_first=state is None or bool(starts.all()))
+        latent, q_values, hidden = self.step(obs, memory, rewards, th.as_tensor(starts, device=self.device))
+        return latent, q_values, hidden, vectorized
+
+    def rewards_of(self, observation: Any, n_envs: int, is_first: bool) -> th.Tensor:
+        """The previous rewards carried by the observation; where there are none, the mean reward seen in training."""
+        rewards = previous_reward(observation)
+        if rewards is not None and len(rewards) == n_envs:
+            return th.as_tensor(rewards, dtype=th.float32, device=self.device)
+        if self.rnn_type != "none" and not is_first and not self._warned and self.reward_units.var > 0 < self.reward_units.count:
+            self._warned = True
+            warnings.warn(
+                "These observations carry no previous reward, which this agent reads: its mean is used instead. Use "
+                "sb3_ben.evaluate_policy, or wrap the environment in sb3_ben.VecPreviousReward, for exact predictions.",
+                stacklevel=4,
+            )
+        return self.reward_units.mean.expand(n_envs)
+
+    def memory_from(self, state: RecurrentState, n_envs: int) -> Memory:
+        """The memory in the form in which the networks use it."""
+        hidden, actions = state[:-1], state[-1]
+        if len(actions) != n_envs:
+            raise ValueError(f"`state` remembers {len(actions)} environments, but {n_envs} observations were given")
+        tensors = tuple(th.as_tensor(part, device=self.device) for part in hidden)
+        return Memory(tensors, th.as_tensor(actions, dtype=th.long, device=self.device) - int(self.action_space.start))
+
+    @staticmethod
+    def remember(hidden: Hidden, actions: np.ndarray) -> RecurrentState:
+        """The memory in the form in which callers carry it: arrays, the previous actions last."""
+        return (*(part.cpu().numpy() for part in hidden), np.asarray(actions))
+
+    @staticmethod
+    def with_actions(state: RecurrentState | None, actions: np.ndarray) -> RecurrentState | None:
+        """The memory of having executed other actions than the predicted ones."""
+        return None if state is None else (*state[:-1], np.atleast_1d(actions))
+
+    def forward(self, obs: PyTorchObs, deterministic: bool = True) -> th.Tensor:
+        return self._predict(obs, deterministic)
+
+    def _predict(self, observation: PyTorchObs, deterministic: bool = True) -> th.Tensor:
+        """Greedy actions at the beginning of an episode."""
+        n_envs = len(next(iter(observation.values()))) if isinstance(observation, dict) else len(observation)
+        starts = th.ones(n_envs, dtype=th.bool, device=self.device)
+        _, q_values, _ = self.step(observation, self.initial_memory(n_envs), th.zeros(n_envs, device=self.device), starts)
+        return q_values.argmax(dim=-1)
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        names = (
+            *("net_arch", "activation_fn", "rnn_type", "rnn_hidden_size", "n_rnn_layers", "phi_dim", "prior", "prior_variance"),
+            *("prior_spread", "aleatoric_layers", "aleatoric_bins", "aleatoric_hidden_size", "epistemic_hidden_size"),
+            *("features_extractor_class", "features_extractor_kwargs", "optimizer_class", "optimizer_kwargs"),
+        )
+        data = super()._get_constructor_parameters() | {name: getattr(self, name) for name in names}
+        return data | {"lr_schedule": self._dummy_schedule}
+
+    def set_training_mode(self, mode: bool) -> None:
+        """The target network always stays in evaluation mode."""
+        for module in (self.q_net, self.aleatoric, self.epistemic):
+            module.train(mode)
+        self.training = mode
+
+
+MlpLstmPolicy = BENPolicy
+
+
+class MlpGruPolicy(BENPolicy):
+    """The paper's recurrent cell."""
+
+    def __init__(self, *args: Any, rnn_type: str = "gru", **kwargs: Any) -> None:
+        super().__init__(*args, rnn_type=rnn_type, **kwargs)
+
+
+class MlpPolicy(BENPolicy):
+    """History-free: the contextual agent of the paper's ablation, which sees the current state alone."""
+
+    def __init__(self, *args: Any, rnn_type: str = "none", **kwargs: Any) -> None:
+        super().__init__(*args, rnn_type=rnn_type, **kwargs)
+
+
+class CnnLstmPolicy(BENPolicy):
+    """For images."""
+
+    def __init__(
+        self, *args: Any, features_extractor_class: type[BaseFeaturesExtractor] = NatureCNN, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, features_extractor_class=features_extractor_class, **kwargs)
+
+
+class MultiInputLstmPolicy(BENPolicy):
+    """For dictionaries of observations."""
+
+    def __init__(
+        self, *args: Any, features_extractor_class: type[BaseFeaturesExtractor] = CombinedExtractor, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, features_extractor_class=features_extractor_class, **kwargs)
+
+
+def _check(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)

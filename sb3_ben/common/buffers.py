@@ -1,0 +1,265 @@
+"""Replay of histories: sequences of consecutive transitions that never cross an episode, a reset or the write position."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.buffers import BaseBuffer, ReplayBuffer
+from stable_baselines3.common.type_aliases import PyTorchObs
+from stable_baselines3.common.vec_env import VecNormalize
+
+__all__ = ["HistoryReplayBuffer", "HistoryReplaySamples"]
+
+Observations = np.ndarray | dict[str, np.ndarray]
+NO_ACTION = -1
+
+
+class HistoryReplaySamples(NamedTuple):
+    """A batch of B histories of at most T transitions, time first, shorter ones padded at the end.
+
+    :param observations: s_0 .. s_T, the successor of the last transition included, shape ``(T + 1, B, ...)``
+    :param previous_actions: the action before each observation, -1 where an episode begins, ``(T + 1, B)``
+    :param previous_rewards: the original reward before each observation, 0 where an episode begins, ``(T + 1, B)``
+    :param actions: indices of actions, from 0 also where the action space starts elsewhere, ``(T, B)``
+    :param rewards: normalised if the environment is, ``(T, B)``
+    :param dones: 1 where the episode really ended (not at a time limit), ``(T, B)``
+    :param mask: 1 where there is a transition, 0 in the padding, ``(T, B)``
+    """
+
+    observations: PyTorchObs
+    previous_actions: th.Tensor
+    previous_rewards: th.Tensor
+    actions: th.Tensor
+    rewards: th.Tensor
+    dones: th.Tensor
+    mask: th.Tensor
+
+
+def map_observations(function: Callable[..., Any], *observations: Any) -> Any:
+    """Apply a function to observations, or to each entry of dictionaries of them."""
+    if isinstance(observations[0], dict):
+        return {key: function(*(obs[key] for obs in observations)) for key in observations[0]}
+    return function(*observations)
+
+
+class _LastObservations:
+    """The observations in which episodes were cut off, by time and environment.
+
+    Only these successors are not the next row of the buffer, and they are few: a queue with ascending keys, in arrays that are
+    copied to larger ones when they are full.
+    """
+
+    def __init__(self, like: Observations) -> None:
+        self.first, self.last = 0, 0
+        self.keys = np.empty(0, dtype=np.int64)
+        self.rows = map_observations(lambda array: array[:0].copy(), like)
+
+    def add(self, keys: np.ndarray, rows: Observations, oldest_key: int) -> None:
+        """Append rows under keys larger than all before, and forget those under keys smaller than ``oldest_key``."""
+        self.first += int(np.searchsorted(self.keys[self.first : self.last], oldest_key))
+        if self.last + len(keys) > len(self.keys):
+            self._grow(len(keys))
+        added = slice(self.last, self.last + len(keys))
+        self.keys[added] = keys
+        map_observations(lambda array, new: array.__setitem__(added, new), self.rows, rows)
+        self.last = added.stop
+
+    def _grow(self, n_new: int) -> None:
+        kept = slice(self.first, self.last)
+        n_kept = self.last - self.first
+
+        def copy(array: np.ndarray) -> np.ndarray:
+            larger = np.zeros((n_kept + max(n_new, n_kept // 2), *array.shape[1:]), dtype=array.dtype)
+            larger[:n_kept] = array[kept]
+            return larger
+
+        self.keys, self.rows = copy(self.keys), map_observations(copy, self.rows)
+        self.first, self.last = 0, n_kept
+
+    def find(self, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Which of the keys are there, and the indices of their rows."""
+        indices = self.first + np.searchsorted(self.keys[self.first : self.last], keys)
+        found = indices < self.last
+        found[found] = self.keys[indices[found]] == keys[found]
+        return found, indices
+
+
+class HistoryReplayBuffer(ReplayBuffer):
+    """Replay buffer that returns histories.
+
+    Every observation is stored once, and an explicit flag marks the first step of each episode: an episode may also end without
+    ``done``, when training is interrupted. Arrays have SB3's names and shapes.
+
+    :param buffer_size: maximal number of transitions, over all environments
+    :param observation_space: observation space
+    :param action_space: action space
+    :param device: device of the samples
+    :param n_envs: number of parallel environments
+    :param optimize_memory_usage: accepted for compatibility; observations are always stored only once
+    :param handle_timeout_termination: bootstrap through time limits instead of treating them as the end
+    :param sequence_length: maximal number of transitions in a history
+    """
+
+    observations: Observations  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Space,
+        action_space: spaces.Space,
+        device: th.device | str = "auto",
+        n_envs: int = 1,
+        optimize_memory_usage: bool = False,
+        handle_timeout_termination: bool = True,
+        sequence_length: int = 64,
+    ) -> None:
+        BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs)
+        if sequence_length < 1:
+            raise ValueError(f"`sequence_length` must be at least 1, got {sequence_length}")
+        self.buffer_size = max(buffer_size // n_envs, 1)
+        self.optimize_memory_usage = optimize_memory_usage
+        self.handle_timeout_termination = handle_timeout_termination
+        self.sequence_length = sequence_length
+        shape = (self.buffer_size, n_envs)
+        self.observations = self._zeros(shape)
+        self.actions = np.zeros((*shape, self.action_dim), dtype=action_space.dtype)
+        self.rewards = np.zeros(shape, dtype=np.float32)
+        self.dones = np.zeros(shape, dtype=np.float32)
+        self.timeouts = np.zeros(shape, dtype=np.float32)
+        self.episode_starts = np.zeros(shape, dtype=bool)
+        self.reset()
+
+    def _zeros(self, shape: tuple[int, ...]) -> Observations:
+        if isinstance(self.observation_space, spaces.Dict):
+            shapes = cast(dict[str, tuple[int, ...]], self.obs_shape)
+            return {key: np.zeros((*shape, *shapes[key]), dtype=space.dtype) for key, space in self.observation_space.spaces.items()}
+        return np.zeros((*shape, *self.obs_shape), dtype=self.observation_space.dtype)
+
+    def reset(self) -> None:
+        super().reset()
+        self.n_added = 0  # rows ever added: the time axis of the keys below
+        self.next_observations: Observations = self._zeros((self.n_envs,))  # type: ignore[assignment]
+        self._last_observations = _LastObservations(self.next_observations)
+        self.start_episodes()
+
+    def start_episodes(self) -> None:
+        """Say that the next transitions added begin new episodes, whether or not the last ones ended with ``done``."""
+        self._next_starts = np.ones(self.n_envs, dtype=bool)
+
+    def add(  # type: ignore[override]
+        self, obs: Observations, next_obs: Observations, action: np.ndarray, reward: np.ndarray, done: np.ndarray, infos: list[dict[str, Any]]
+    ) -> None:
+        if self.n_added > 0:
+            was_done = self.dones[self.pos - 1].astype(bool)
+            self._keep_successors(self.n_added - 1, self._next_starts & ~was_done, self.next_observations)
+        self._write_observations(self.observations, self.pos, obs)
+        self.actions[self.pos] = np.asarray(action).reshape(self.n_envs, self.action_dim)
+        self.rewards[self.pos] = np.asarray(reward)
+        self.dones[self.pos] = np.asarray(done)
+        if self.handle_timeout_termination:
+            self.timeouts[self.pos] = [info.get("TimeLimit.truncated", False) for info in infos]
+        self.episode_starts[self.pos] = self._next_starts
+        self._write_observations(self.next_observations, slice(None), next_obs)
+        self._keep_successors(self.n_added, (self.dones[self.pos] * self.timeouts[self.pos]).astype(bool), self.next_observations)
+        self._next_starts = np.array(done, dtype=bool)
+        self.n_added += 1
+        self.pos = (self.pos + 1) % self.buffer_size
+        self.full = self.full or self.pos == 0
+
+    def _write_observations(self, target: Observations, where: Any, obs: Observations) -> None:
+        def write(array: np.ndarray, values: np.ndarray) -> None:
+            array[where] = np.asarray(values).reshape(array[where].shape)
+
+        map_observations(write, target, obs)
+
+    def _keep_successors(self, time: int, which: np.ndarray, next_obs: Observations) -> None:
+        envs = np.flatnonzero(which)
+        if envs.size:
+            oldest_key = (self.n_added - self.buffer_size) * self.n_envs
+            self._last_observations.add(time * self.n_envs + envs, map_observations(lambda a: a[envs].copy(), next_obs), oldest_key)
+
+    def sample(self, batch_size: int, env: VecNormalize | None = None) -> HistoryReplaySamples:  # type: ignore[override]
+        """Sample histories around transitions drawn uniformly: whole episodes where they are short enough.
+
+        :param batch_size: number of histories
+        :param env: associated ``VecNormalize``, to normalise observations and rewards
+        """
+        ages = np.random.randint(self.size(), size=batch_size)  # steps before the newest
+        envs = np.random.randint(self.n_envs, size=batch_size)
+        offsets = np.random.randint(self.sequence_length, size=batch_size)
+        times = self.n_added - 1 - ages
+        starts, lengths = self._windows(times, envs, offsets)
+        return self._get_histories(starts, lengths, envs, env)
+
+    def running_episodes(self, env: VecNormalize | None = None) -> HistoryReplaySamples:
+        """The running episode of every environment, or its last ``sequence_length`` steps.
+
+        :param env: associated ``VecNormalize``, to normalise observations and rewards
+        """
+        envs = np.arange(self.n_envs)
+        newest = np.full(self.n_envs, self.n_added - 1)
+        starts, lengths = self._windows(newest, envs, np.full(self.n_envs, self.sequence_length - 1))
+        return self._get_histories(starts, lengths, envs, env)
+
+    def _windows(self, times: np.ndarray, envs: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Start and length of the window around each time, ``offsets`` steps before it unless its episode begins later, and
+        moved back where the episode ends too early to fill it."""
+        oldest = self.n_added - self.size()
+        first = self._episode_edge(times, envs, oldest)
+        last = self._episode_end(times, envs)
+        starts = np.maximum(first, np.minimum(times - offsets, last - self.sequence_length + 1))
+        return starts, np.minimum(last - starts + 1, self.sequence_length)
+
+    def _episode_edge(self, times: np.ndarray, envs: np.ndarray, oldest: int) -> np.ndarray:
+        """The first step of the episode around each time, not looking further back than one sequence."""
+        back = np.minimum(np.arange(self.sequence_length), (times - oldest)[:, None])
+        flags = self.episode_starts[(times[:, None] - back) % self.buffer_size, envs[:, None]]
+        distance = np.where(flags.any(axis=1), flags.argmax(axis=1), back[:, -1])
+        return times - distance
+
+    def _episode_end(self, times: np.ndarray, envs: np.ndarray) -> np.ndarray:
+        """The last stored step of the episode around each time, not looking further ahead than one sequence."""
+        ahead = np.minimum(np.arange(1, self.sequence_length + 1), (self.n_added - 1 - times)[:, None])
+        flags = self.episode_starts[(times[:, None] + ahead) % self.buffer_size, envs[:, None]] & (ahead > 0)
+        return times + np.where(flags.any(axis=1), flags.argmax(axis=1), ahead[:, -1])
+
+    def _get_histories(
+        self, starts: np.ndarray, lengths: np.ndarray, envs: np.ndarray, env: VecNormalize | None
+    ) -> HistoryReplaySamples:
+        steps = np.arange(lengths.max() + 1)[:, None]
+        mask = steps[:-1] < lengths
+        rows = (starts + np.minimum(steps, lengths - 1)) % self.buffer_size  # padding repeats the last row
+        first = self.episode_starts[rows[:1], envs] | (starts == self.n_added - self.size())
+        observations = self._normalize_obs(self._observation_sequences(rows, starts, lengths, envs), env)
+        before = (starts + np.minimum(steps, lengths) - 1) % self.buffer_size
+        start = int(cast(spaces.Discrete, self.action_space).start)
+        previous_actions = self.actions[before, envs, 0].astype(np.int64) - start
+        previous_rewards = self.rewards[before, envs]
+        previous_actions[:1][first], previous_rewards[:1][first] = NO_ACTION, 0.0
+        rows = rows[:-1]
+        dones = self.dones[rows, envs] * (1 - self.timeouts[rows, envs])
+        rewards = self._normalize_reward(self.rewards[rows, envs], env)
+        actions = self.actions[rows, envs, 0].astype(np.int64) - start
+        arrays = (previous_actions, previous_rewards, actions, rewards, dones, mask.astype(np.float32))
+        return HistoryReplaySamples(map_observations(self.to_torch, observations), *map(self.to_torch, arrays))
+
+    def _observation_sequences(self, rows: np.ndarray, starts: np.ndarray, lengths: np.ndarray, envs: np.ndarray) -> Observations:
+        """The stored observations, and after the last transition of each history its successor."""
+        ends = starts + lengths - 1
+        columns = np.arange(len(starts))
+        kept, kept_rows = self._last_observations.find(ends * self.n_envs + envs)
+        newest = ends == self.n_added - 1
+
+        def gather(stored: np.ndarray, kept_obs: np.ndarray, newest_obs: np.ndarray) -> np.ndarray:
+            sequences = stored[rows, envs]
+            successors = stored[(ends + 1) % self.buffer_size, envs]
+            successors[newest] = newest_obs[envs[newest]]
+            successors[kept] = kept_obs[kept_rows[kept]]
+            sequences[lengths, columns] = successors
+            return sequences
+
+        return map_observations(gather, self.observations, self._last_observations.rows, self.next_observations)

@@ -1,0 +1,296 @@
+"""The epistemic flow: what is not known yet, as a density over the weights phi of the aleatoric flow."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution, Independent, MultivariateNormal, Normal
+from torch.func import functional_call, vmap
+
+from sb3_ben.common.flows import float_state, standard_normal_log_prob, zuko
+
+__all__ = ["EpistemicFlow", "RowAdam", "StackedEpistemicFlow", "default_prior"]
+
+# Past this size the masked networks and the dense linear layer cost more than the dependencies they model are worth.
+MAX_FLOW_DIM = 300
+
+
+def default_prior(phi_dim: int, variance: float = 0.1) -> Distribution:
+    r"""The paper's prior :math:`\mathcal{N}(0, 0.1 I)`.
+
+    :param phi_dim: number of coordinates of phi
+    :param variance: variance of each of them
+    """
+    return Independent(Normal(torch.zeros(phi_dim), torch.full((phi_dim,), variance**0.5)), 1)
+
+
+class EpistemicFlow(nn.Module):
+    r"""The variational posterior :math:`q_\psi(\phi)`, a flow that samples in one pass.
+
+    The paper's list of layers (ActNorm, masked autoregressive, ActNorm, masked autoregressive, LU linear, permutation) is read as
+    the map :math:`\phi = t_\psi(z)` from noise to weights. Learning needs samples and their own density only,
+
+    .. math:: \log q_\psi(t_\psi(z)) = \log \mathcal{N}(z; 0, I) - \log |\det \partial_z t_\psi(z)|,
+
+    which is one pass in this orientation; the density of *given* weights (:meth:`log_prob`) takes ``phi_dim`` passes.
+
+    :param phi_dim: number of coordinates of phi
+    :param prior: prior over phi that psi is fitted to at construction, N(0, 0.1 I) if not given
+    :param hidden_size: width of the masked networks, raised to ``phi_dim`` where it is smaller
+    :param kind: ``"flow"``, ``"gaussian"`` (mean field) or ``"auto"`` (mean field past 300 coordinates)
+    """
+
+    def __init__(self, phi_dim: int, prior: Distribution | None = None, hidden_size: int = 64, kind: str = "auto") -> None:
+        super().__init__()
+        if kind not in ("auto", "flow", "gaussian"):
+            raise ValueError(f"Unknown kind of epistemic flow: {kind!r}")
+        self.phi_dim = phi_dim
+        self.kind = ("gaussian" if phi_dim > MAX_FLOW_DIM else "flow") if kind == "auto" else kind
+        layers = [_act_norm(phi_dim)] if self.kind == "gaussian" else _paper_layers(phi_dim, hidden_size)
+        self.transform = zuko.lazy.LazyComposedTransform(*layers)
+        float_state(self)
+        self.fit_to_prior(prior if prior is not None else default_prior(phi_dim))
+
+    def forward(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Map noise to weights.
+
+        :param noise: standard normal noise (..., d)
+        :return: phi (..., d) and log q(phi) (...)
+        """
+        phi, ladj = self.transform().call_and_ladj(noise)
+        return phi, standard_normal_log_prob(noise).sum(-1) - ladj
+
+    def rsample_and_log_prob(self, n: int) -> tuple[Tensor, Tensor]:
+        """Draw hypotheses, differentiable with respect to psi.
+
+        :param n: number of samples
+        :return: phi (n, d) and log q(phi) (n,)
+        """
+        return self(torch.randn(n, self.phi_dim, **_like(self)))
+
+    def log_prob(self, phi: Tensor) -> Tensor:
+        """Log density of given weights, by the slow direction.
+
+        :param phi: weights (..., d)
+        """
+        for layer in reversed(self.transform.transforms):
+            phi = _invert(layer(), phi)
+        return self(phi)[1]
+
+    def fit_to_prior(self, prior: Distribution, steps: int = 1000, n_samples: int = 256) -> float:
+        """Set psi to psi_0, the prior: exactly where the prior is Gaussian, otherwise by minimising KL(q || prior).
+
+        :param prior: distribution over R^d
+        :param steps: gradient steps, where the prior is not Gaussian
+        :param n_samples: samples per gradient step
+        :return: Monte Carlo estimate of KL(q || prior) after the fit
+        """
+        gaussian = _gaussian_moments(prior)
+        if gaussian is not None:
+            self._set_gaussian(*gaussian)
+        if gaussian is None or (self.kind == "gaussian" and not _is_diagonal(gaussian[1])):
+            _minimise_kl(self, prior, steps, n_samples)
+        with torch.no_grad():
+            phi, log_q = self.rsample_and_log_prob(1024)
+            return float((log_q - prior.log_prob(phi)).mean())
+
+    @torch.no_grad()
+    def _set_gaussian(self, mean: Tensor, covariance: Tensor) -> None:
+        r"""Make the flow :math:`\mathcal{N}(\mu, \Sigma)`.
+
+        With the masked networks at zero only the last ActNorm, the LU layer and the flip of coordinates act:
+        :math:`\phi = J L (D z + m)` with :math:`J \Sigma J = L D D L^\top`, :math:`L` unit lower triangular, :math:`m = L^{-1} J \mu`.
+        """
+        layers = self.transform.transforms
+        if self.kind == "gaussian":
+            _set_act_norm(layers[0], mean, covariance.diagonal().sqrt())
+            return
+        for layer in layers[1], layers[3]:
+            _zero_output(layer)
+        cholesky = torch.linalg.cholesky(covariance.flip(0, 1))
+        scale = cholesky.diagonal()
+        unit = cholesky / scale
+        shift = torch.linalg.solve_triangular(unit, mean.flip(0)[:, None], upper=False, unitriangular=True)[:, 0]
+        _set_act_norm(layers[0], torch.zeros_like(mean), torch.ones_like(mean))
+        _set_act_norm(layers[2], shift, scale)
+        layers[4]._0.copy_(unit)
+
+
+class StackedEpistemicFlow(nn.Module):
+    r"""One :class:`EpistemicFlow` per environment, evaluated together: the episodic belief.
+
+    Every parameter has a leading dimension E. Row e is psi of environment e, and psi_0 is kept beside them for the resets.
+
+    :param flow: the flow whose parameters are psi_0; it is copied
+    :param n_envs: number of environments E
+    """
+
+    def __init__(self, flow: EpistemicFlow, n_envs: int) -> None:
+        super().__init__()
+        self.n_envs = n_envs
+        self.phi_dim = flow.phi_dim
+        self.initial = copy.deepcopy(flow).requires_grad_(False)
+        rows = {_mangle(name): value.expand(n_envs, *value.shape).clone() for name, value in self.initial.named_parameters()}
+        self.psi = nn.ParameterDict({name: nn.Parameter(value) for name, value in rows.items()})
+
+    def forward(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Map noise to weights, each row with its own psi.
+
+        :param noise: standard normal noise (E, n, d)
+        :return: phi (E, n, d) and log q(phi) (E, n)
+        """
+        psi = {name: self.psi[_mangle(name)] for name, _ in self.initial.named_parameters()}
+        return vmap(lambda row, z: functional_call(self.initial, row, (z,)))(psi, noise)
+
+    def rsample_and_log_prob(self, n: int) -> tuple[Tensor, Tensor]:
+        """Draw n hypotheses for every environment: phi (E, n, d) and log q(phi) (E, n)."""
+        return self(torch.randn(self.n_envs, n, self.phi_dim, **_like(self)))
+
+    @torch.no_grad()
+    def reset(self, mask: Tensor) -> None:
+        """Copy psi_0 into the chosen rows (the optimiser has rows of its own: :meth:`RowAdam.reset`).
+
+        :param mask: environments whose episode starts (E,)
+        """
+        for name, value in self.initial.named_parameters():
+            self.psi[_mangle(name)][mask.bool()] = value
+
+
+class RowAdam(torch.optim.Optimizer):
+    """Adam for stacked parameters: each row counts its own steps, so that resetting a row gives a fresh Adam for it.
+
+    ``torch.optim.Adam`` shares one step count: with its moments zeroed late in a run, a row would start with steps three times as long.
+
+    :param params: parameters with a leading dimension E
+    :param lr: learning rate
+    :param betas: decay rates of the two moments
+    :param eps: added to the root of the second moment
+    """
+
+    def __init__(
+        self, params: Iterable[Any], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, parameter.grad, group["lr"], *group["betas"], group["eps"])
+
+    def _update(self, parameter: Tensor, grad: Tensor, lr: float, beta1: float, beta2: float, eps: float) -> None:
+        state = self._state(parameter)
+        state["step"] += 1
+        state["exp_avg"].lerp_(grad, 1 - beta1)
+        state["exp_avg_sq"].lerp_(grad.square(), 1 - beta2)
+        scale = (state["exp_avg_sq"] / (1 - beta2 ** state["step"])).sqrt_().add_(eps)
+        parameter.sub_(lr * state["exp_avg"] / (1 - beta1 ** state["step"]) / scale)
+
+    def _state(self, parameter: Tensor) -> dict[str, Tensor]:
+        state = self.state[parameter]
+        if not state:
+            state["step"] = parameter.new_zeros(len(parameter), *[1] * (parameter.dim() - 1))
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        return state
+
+    def reset(self, mask: Tensor) -> None:
+        """Forget the moments and the step counts of the chosen rows.
+
+        :param mask: rows to reset (E,)
+        """
+        for state in self.state.values():
+            for value in state.values():
+                value[mask.bool()] = 0.0
+
+
+def _affine(shift: Tensor, log_scale: Tensor) -> Any:
+    """Elementwise affine map of vectors."""
+    return zuko.transforms.DependentTransform(zuko.transforms.MonotonicAffineTransform(shift, log_scale), 1)
+
+
+def _act_norm(phi_dim: int) -> nn.Module:
+    """Elementwise affine layer with free shift and log scale."""
+    return zuko.lazy.UnconditionalTransform(_affine, torch.zeros(phi_dim), torch.zeros(phi_dim))
+
+
+def _paper_layers(phi_dim: int, hidden_size: int) -> list[nn.Module]:
+    """ActNorm, masked autoregressive, ActNorm, masked autoregressive, LU linear, permutation."""
+    order = torch.arange(phi_dim)
+    # A hidden layer narrower than phi silently drops dependencies between coordinates.
+    hidden = [max(hidden_size, phi_dim)]
+    masked = zuko.flows.MaskedAutoregressiveTransform
+    return [
+        _act_norm(phi_dim),
+        masked(phi_dim, order=order, hidden_features=hidden),
+        _act_norm(phi_dim),
+        masked(phi_dim, order=order.flip(0), hidden_features=hidden),
+        zuko.lazy.UnconditionalTransform(zuko.transforms.LULinearTransform, torch.eye(phi_dim)),
+        zuko.lazy.UnconditionalTransform(zuko.transforms.PermutationTransform, order.flip(0), buffer=True),
+    ]
+
+
+def _set_act_norm(layer: nn.Module, shift: Tensor, scale: Tensor) -> None:
+    """Set the affine layer; zuko squashes the log scale to keep it between 1e-3 and 1e3, so the squashing is inverted here."""
+    log_scale = scale.log()
+    bound = -torch.log(torch.tensor(1e-3, dtype=scale.dtype))
+    layer._0.copy_(shift)  # type: ignore[operator, union-attr]
+    layer._1.copy_(log_scale / (1 - (log_scale / bound).abs()))  # type: ignore[operator, union-attr]
+
+
+def _zero_output(layer: nn.Module) -> None:
+    """Make a masked autoregressive layer the identity."""
+    # For phi_dim = 1 zuko returns an elementwise layer without a network.
+    output = layer.hyper[-1] if hasattr(layer, "hyper") else layer  # type: ignore[index]
+    for parameter in output.parameters():  # type: ignore[union-attr]
+        parameter.zero_()
+
+
+def _invert(transform: Any, y: Tensor) -> Tensor:
+    """Invert one layer; zuko solves the triangular systems once per sample, one solve for all is far faster."""
+    if not isinstance(transform, zuko.transforms.LULinearTransform):
+        return transform.inv(y)
+    columns = y.reshape(-1, y.shape[-1]).T
+    columns = torch.linalg.solve_triangular(transform.L, columns, upper=False)
+    return torch.linalg.solve_triangular(transform.U, columns, upper=True, unitriangular=True).T.reshape(y.shape)
+
+
+def _gaussian_moments(prior: Distribution) -> tuple[Tensor, Tensor] | None:
+    """Mean and covariance of a Gaussian prior, ``None`` for any other."""
+    base = prior.base_dist if isinstance(prior, Independent) else prior
+    if isinstance(base, Normal):
+        return base.mean, base.variance.diag()
+    if isinstance(prior, MultivariateNormal):
+        return prior.mean, prior.covariance_matrix
+    return None
+
+
+def _is_diagonal(matrix: Tensor) -> bool:
+    return torch.equal(matrix, matrix.diagonal().diag())
+
+
+def _minimise_kl(flow: EpistemicFlow, prior: Distribution, steps: int, n_samples: int, lr: float = 1e-2) -> None:
+    """Fit the flow to a prior by gradient descent on KL(q || prior)."""
+    optimizer = torch.optim.Adam(flow.parameters(), lr=lr)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    for _ in range(steps):
+        phi, log_q = flow.rsample_and_log_prob(n_samples)
+        optimizer.zero_grad()
+        (log_q - prior.log_prob(phi)).mean().backward()
+        optimizer.step()
+        schedule.step()
+
+
+def _mangle(name: str) -> str:
+    """A parameter's dotted name as a key of a ParameterDict, which forbids dots."""
+    return name.replace(".", "__")
+
+
+def _like(module: nn.Module) -> dict[str, Any]:
+    """Device and dtype of a module, as keyword arguments of a tensor constructor."""
+    parameter = next(module.parameters())
+    return {"device": parameter.device, "dtype": parameter.dtype}
