@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pathlib
 import random
+import warnings
 import zipfile
 from collections import defaultdict
 from collections.abc import Iterable
@@ -22,6 +23,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Rollout
 from stable_baselines3.common.utils import (
     FloatSchedule,
     LinearSchedule,
+    get_parameters_by_name,
     polyak_update,
     should_collect_more_steps,
     update_learning_rate,
@@ -29,7 +31,7 @@ from stable_baselines3.common.utils import (
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ben.ben.policies import BENPolicy, CnnLstmPolicy, MlpGruPolicy, MlpLstmPolicy, MlpPolicy, MultiInputLstmPolicy
-from sb3_ben.common.buffers import HistoryReplayBuffer, HistoryReplaySamples, map_observations
+from sb3_ben.common.buffers import HistoryReplayBuffer, HistoryReplaySamples, as_histories, map_observations
 from sb3_ben.common.epistemic import EpistemicFlow, RowAdam, StackedEpistemicFlow
 from sb3_ben.common.objectives import (
     PAPER_BASE_PRECISION,
@@ -108,7 +110,7 @@ class BEN(OffPolicyAlgorithm):
     :param replay_buffer_class: :class:`~sb3_ben.common.buffers.HistoryReplayBuffer` or a subclass
     :param replay_buffer_kwargs: keyword arguments of the replay buffer
     :param optimize_memory_usage: accepted for compatibility; observations are always stored only once
-    :param target_update_interval: update the target network every so many gradient steps
+    :param target_update_interval: update the target network every so many steps of the environments
     :param exploration_fraction: fraction of training over which epsilon is reduced
     :param exploration_initial_eps: initial probability of a random action
     :param exploration_final_eps: final probability of a random action
@@ -155,14 +157,14 @@ class BEN(OffPolicyAlgorithm):
         buffer_size: int = 100_000,
         learning_starts: int = 1000,
         batch_size: int = 32,
-        tau: float = 0.03,
+        tau: float = 0.2,
         gamma: float = 0.99,
         train_freq: int | tuple[int, str] = 4,
         gradient_steps: int = 1,
         replay_buffer_class: type[ReplayBuffer] | None = None,
         replay_buffer_kwargs: dict[str, Any] | None = None,
         optimize_memory_usage: bool = False,
-        target_update_interval: int = 1,
+        target_update_interval: int = 32,
         exploration_fraction: float = 0.5,
         exploration_initial_eps: float = 1.0,
         exploration_final_eps: float = 0.05,
@@ -176,7 +178,7 @@ class BEN(OffPolicyAlgorithm):
         bellman: str = "flow",
         msbbe: str = "semi",
         elbo: str = "exact",
-        bellman_noise: float = 0.1,
+        bellman_noise: float = 0.3,
         exploration: str = "epsilon",
         stats_window_size: int = 100,
         tensorboard_log: str | None = None,
@@ -232,7 +234,7 @@ class BEN(OffPolicyAlgorithm):
         self._memory: tuple[np.ndarray, ...] | None = None
         self._last_rewards: np.ndarray | None = None
         self._hypotheses: np.ndarray | None = None
-        self._rollout_steps, self._rollout_episodes = 0, 0
+        self._rollout_steps, self._rollout_episodes, self._n_calls = 0, 0, 0
         self._resume: dict[str, Any] | None = None
         if _init_setup_model:
             self._setup_model()
@@ -242,8 +244,18 @@ class BEN(OffPolicyAlgorithm):
     def _setup_model(self) -> None:
         self._check_arguments()
         self.replay_buffer_class = self.replay_buffer_class or HistoryReplayBuffer
-        self.replay_buffer_kwargs = {"sequence_length": self.sequence_length, **self.replay_buffer_kwargs}
+        if issubclass(self.replay_buffer_class, HistoryReplayBuffer):
+            self.replay_buffer_kwargs = {"sequence_length": self.sequence_length, **self.replay_buffer_kwargs}
         super()._setup_model()
+        self.q_net, self.q_net_target = self.policy.q_net, self.policy.q_net_target
+        self._running_stats = [get_parameters_by_name(net, ["running_"]) for net in (self.q_net, self.q_net_target)]
+        if self.n_envs > self.target_update_interval:
+            warnings.warn(
+                f"The number of environments used is greater than the target network update interval ({self.n_envs} > "
+                f"{self.target_update_interval}), therefore the target network is updated after each call to env.step(), "
+                f"which corresponds to {self.n_envs} steps.",
+                stacklevel=3,
+            )
         rate = self.posterior_learning_rate
         self.posterior_lr_schedule = self._three_times_lr if rate is None else FloatSchedule(rate)
         self.exploration_schedule = LinearSchedule(
@@ -260,7 +272,16 @@ class BEN(OffPolicyAlgorithm):
             value = getattr(self, name)
             if value not in choices:
                 raise ValueError(f"`{name}` must be one of {', '.join(map(repr, choices))}, got {value!r}")
-        positive = ("buffer_size", "batch_size", "sequence_length", "n_posterior_steps", "n_phi_samples", "target_update_interval")
+        if self.belief_scope == "episode" and not issubclass(self.replay_buffer_class or HistoryReplayBuffer, HistoryReplayBuffer):
+            raise ValueError("`belief_scope='episode'` fits histories: it needs a HistoryReplayBuffer")
+        positive = (
+            "buffer_size",
+            "batch_size",
+            "sequence_length",
+            "n_posterior_steps",
+            "n_phi_samples",
+            "target_update_interval",
+        )
         for name in positive:
             if getattr(self, name) < 1:
                 raise ValueError(f"`{name}` must be at least 1, got {getattr(self, name)}")
@@ -302,7 +323,8 @@ class BEN(OffPolicyAlgorithm):
 
     def _start_episodes(self) -> None:
         """Every environment has been reset."""
-        self.replay_buffer.start_episodes()
+        if isinstance(self.replay_buffer, HistoryReplayBuffer):
+            self.replay_buffer.start_episodes()
         self._memory = None
         self._last_rewards = np.zeros(self.n_envs, dtype=np.float32)
         self._last_episode_starts = np.ones(self.n_envs, dtype=bool)
@@ -310,7 +332,7 @@ class BEN(OffPolicyAlgorithm):
         if self.n_pretrain_steps > 0 and self._n_updates == 0:
             self.pretrain(self.n_pretrain_steps)
 
-    def learn(  # type: ignore[override]
+    def learn(
         self: SelfBEN,
         total_timesteps: int = 100_000,
         callback: MaybeCallback = None,
@@ -363,6 +385,11 @@ class BEN(OffPolicyAlgorithm):
                 self.dump_logs()
 
     def _on_step(self) -> None:
+        """Update the target network and epsilon, after each step of the environments."""
+        self._n_calls += 1
+        if self._n_calls % max(self.target_update_interval // self.n_envs, 1) == 0:
+            polyak_update(self.q_net.parameters(), self.q_net_target.parameters(), self.tau)
+            polyak_update(*self._running_stats, 1.0)  # of batch normalisation layers
         self.exploration_rate = self.exploration_schedule(self._current_progress_remaining)
         if self.exploration == "epsilon":
             self.logger.record("rollout/exploration_rate", self.exploration_rate)
@@ -449,8 +476,6 @@ class BEN(OffPolicyAlgorithm):
             for name, value in self._joint_step(encoded).items():
                 logs[name].append(value)
             self._n_updates += 1
-            if self._n_updates % self.target_update_interval == 0:
-                polyak_update(self.policy.q_net.parameters(), self.policy.q_net_target.parameters(), self.tau)
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         for name, values in logs.items():
             self.logger.record(name, float(np.mean(values)))
@@ -466,7 +491,9 @@ class BEN(OffPolicyAlgorithm):
         """Histories to learn from: replayed ones, or the running episodes where each has a belief of its own."""
         if self.belief_scope == "episode":
             return self.replay_buffer.running_episodes(env=self._vec_normalize_env)
-        return self.replay_buffer.sample(batch_size, env=self._vec_normalize_env)
+        samples = self.replay_buffer.sample(batch_size, env=self._vec_normalize_env)
+        is_history = isinstance(samples, HistoryReplaySamples)
+        return samples if is_history else as_histories(samples, int(self.policy.action_space.start))
 
     @th.no_grad()
     def _bellman_samples(self, histories: HistoryReplaySamples) -> th.Tensor:
@@ -489,9 +516,11 @@ class BEN(OffPolicyAlgorithm):
         q = q_values.gather(-1, histories.actions[..., None])[..., 0]
         parts = (context, q, policy.bellman_units.standardize(b), histories.mask)
         if self.belief_scope == "episode":  # (E, T, ...): one row for each environment's own posterior
-            return Encoded(*(part.transpose(0, 1) for part in parts), n_total=histories.mask.sum(dim=0))
+            context, q, b, mask = (part.transpose(0, 1) for part in parts)
+            return Encoded(context, q, b, mask, n_total=mask.sum(dim=-1))
+        context, q, b, mask = (part.flatten(0, 1) for part in parts)
         n_total = float(self.replay_buffer.size() * self.n_envs)
-        return Encoded(*(part.flatten(0, 1) for part in parts), n_total=th.tensor(n_total, device=self.device))
+        return Encoded(context, q, b, mask, n_total=th.tensor(n_total, device=self.device))
 
     @property
     def posterior(self) -> EpistemicFlow | StackedEpistemicFlow:
@@ -641,8 +670,8 @@ class BEN(OffPolicyAlgorithm):
         """Contexts ``(n, n_actions, context_dim)`` of every action after each of n histories."""
         n_envs, n_actions = q_values.shape
         actions = th.arange(n_actions, device=self.device).expand(n_envs, n_actions)
-        repeated = (part[:, None].expand(-1, n_actions, -1) for part in (latent, q_values))
-        return self.policy.context(*repeated, actions)
+        latent, q_values = (part[:, None].expand(-1, n_actions, -1) for part in (latent, q_values))
+        return self.policy.context(latent, q_values, actions)
 
     def save(
         self,
@@ -660,13 +689,13 @@ class BEN(OffPolicyAlgorithm):
             self._resume = None
 
     @classmethod
-    def load(cls: type[SelfBEN], path: str | pathlib.Path | io.BufferedIOBase, *args: Any, **kwargs: Any) -> SelfBEN:  # type: ignore[override]
+    def load(cls: type[SelfBEN], path: str | pathlib.Path | io.BufferedIOBase, *args: Any, **kwargs: Any) -> SelfBEN:
         """As in SB3; a file that is not a model saved by BEN is refused with a ``ValueError``."""
         _check_model_file(path)
         return super().load(path, *args, **kwargs)
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "beliefs", "beliefs_optimizer", "posterior_lr_schedule"]
+        return [*super()._excluded_save_params(), "beliefs", "beliefs_optimizer", "posterior_lr_schedule", "q_net", "q_net_target", "_running_stats"]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         return ["policy", "policy.optimizer", "policy.posterior_optimizer"], []

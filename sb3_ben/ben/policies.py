@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch as th
@@ -45,7 +45,7 @@ class BENPolicy(BasePolicy):
     :param lr_schedule: learning rate schedule of the Q-network
     :param net_arch: sizes of the fully connected layers, before and again after the recurrent layer
     :param activation_fn: their activation
-    :param rnn_type: ``"lstm"``, ``"gru"`` or ``"none"`` (history-free)
+    :param rnn_type: ``"lstm"``, ``"gru"`` or ``"none"`` (history-free); by default that of the policy's name
     :param rnn_hidden_size: size of the recurrent layer
     :param n_rnn_layers: number of recurrent layers
     :param phi_dim: number of coordinates of phi, the hypotheses about the Bellman operator
@@ -56,7 +56,7 @@ class BENPolicy(BasePolicy):
     :param aleatoric_bins: bins of each spline
     :param aleatoric_hidden_size: width of the aleatoric flow's feature network
     :param epistemic_hidden_size: width of the epistemic flow's masked networks
-    :param features_extractor_class: features extractor to use
+    :param features_extractor_class: features extractor to use; by default that of the policy's name
     :param features_extractor_kwargs: keyword arguments of the features extractor
     :param normalize_images: whether images are divided by 255
     :param optimizer_class: optimiser of both the Q-network and the flows
@@ -66,6 +66,8 @@ class BENPolicy(BasePolicy):
     action_space: spaces.Discrete
     optimizer: th.optim.Optimizer
     posterior_optimizer: th.optim.Optimizer
+    default_rnn_type: ClassVar[str] = "lstm"
+    default_features_extractor_class: ClassVar[type[BaseFeaturesExtractor]] = FlattenExtractor
 
     def __init__(
         self,
@@ -74,7 +76,7 @@ class BENPolicy(BasePolicy):
         lr_schedule: Schedule,
         net_arch: list[int] | None = None,
         activation_fn: type[nn.Module] = nn.ReLU,
-        rnn_type: str = "lstm",
+        rnn_type: str | None = None,
         rnn_hidden_size: int = 64,
         n_rnn_layers: int = 1,
         phi_dim: int = 64,
@@ -85,16 +87,17 @@ class BENPolicy(BasePolicy):
         aleatoric_bins: int = 16,
         aleatoric_hidden_size: int = 64,
         epistemic_hidden_size: int = 64,
-        features_extractor_class: type[BaseFeaturesExtractor] = FlattenExtractor,
+        features_extractor_class: type[BaseFeaturesExtractor] | None = None,
         features_extractor_kwargs: dict[str, Any] | None = None,
         normalize_images: bool = True,
         optimizer_class: type[th.optim.Optimizer] = th.optim.Adam,
         optimizer_kwargs: dict[str, Any] | None = None,
     ) -> None:
+        rnn_type = rnn_type or self.default_rnn_type
         super().__init__(
             observation_space,
             action_space,
-            features_extractor_class,
+            features_extractor_class or self.default_features_extractor_class,
             features_extractor_kwargs,
             optimizer_class=optimizer_class,
             optimizer_kwargs=optimizer_kwargs,
@@ -180,9 +183,7 @@ class BENPolicy(BasePolicy):
         no_actions = th.full((n_envs,), NO_ACTION, dtype=th.long, device=self.device)
         return Memory(self.q_net.initial_hidden(n_envs), no_actions)
 
-    def step(
-        self, obs: PyTorchObs, memory: Memory, rewards: th.Tensor, starts: th.Tensor
-    ) -> tuple[th.Tensor, th.Tensor, Hidden]:
+    def step(self, obs: PyTorchObs, memory: Memory, rewards: th.Tensor, starts: th.Tensor) -> tuple[th.Tensor, th.Tensor, Hidden]:
         """Advance the memory by one observation of ``n`` episodes.
 
         :param obs: observations ``(n, ...)``
@@ -209,7 +210,7 @@ class BENPolicy(BasePolicy):
         """Greedy actions and the memory to pass to the next call; see :meth:`sb3_ben.BEN.predict`."""
         _, q_values, hidden, vectorized = self.recall(observation, state, episode_start)
         actions = q_values.argmax(dim=-1).cpu().numpy() + int(self.action_space.start)
-        return (actions if vectorized else actions[0]), self.remember(hidden, actions)
+        return (actions if vectorized else actions.squeeze(axis=0)), self.remember(hidden, actions)
 
     @th.no_grad()
     def recall(
@@ -297,33 +298,25 @@ MlpLstmPolicy = BENPolicy
 class MlpGruPolicy(BENPolicy):
     """The paper's recurrent cell."""
 
-    def __init__(self, *args: Any, rnn_type: str = "gru", **kwargs: Any) -> None:
-        super().__init__(*args, rnn_type=rnn_type, **kwargs)
+    default_rnn_type = "gru"
 
 
 class MlpPolicy(BENPolicy):
     """History-free: the contextual agent of the paper's ablation, which sees the current state alone."""
 
-    def __init__(self, *args: Any, rnn_type: str = "none", **kwargs: Any) -> None:
-        super().__init__(*args, rnn_type=rnn_type, **kwargs)
+    default_rnn_type = "none"
 
 
 class CnnLstmPolicy(BENPolicy):
     """For images."""
 
-    def __init__(
-        self, *args: Any, features_extractor_class: type[BaseFeaturesExtractor] = NatureCNN, **kwargs: Any
-    ) -> None:
-        super().__init__(*args, features_extractor_class=features_extractor_class, **kwargs)
+    default_features_extractor_class = NatureCNN
 
 
 class MultiInputLstmPolicy(BENPolicy):
     """For dictionaries of observations."""
 
-    def __init__(
-        self, *args: Any, features_extractor_class: type[BaseFeaturesExtractor] = CombinedExtractor, **kwargs: Any
-    ) -> None:
-        super().__init__(*args, features_extractor_class=features_extractor_class, **kwargs)
+    default_features_extractor_class = CombinedExtractor
 
 
 def _check(condition: bool, message: str) -> None:

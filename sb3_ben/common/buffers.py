@@ -9,10 +9,10 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import BaseBuffer, ReplayBuffer
-from stable_baselines3.common.type_aliases import PyTorchObs
+from stable_baselines3.common.type_aliases import DictReplayBufferSamples, PyTorchObs, ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
 
-__all__ = ["HistoryReplayBuffer", "HistoryReplaySamples"]
+__all__ = ["HistoryReplayBuffer", "HistoryReplaySamples", "as_histories", "map_observations"]
 
 Observations = np.ndarray | dict[str, np.ndarray]
 NO_ACTION = -1
@@ -39,6 +39,26 @@ class HistoryReplaySamples(NamedTuple):
     mask: th.Tensor
 
 
+def as_histories(samples: ReplayBufferSamples | DictReplayBufferSamples, start: int = 0) -> HistoryReplaySamples:
+    """Transitions from a replay buffer that knows no histories (hindsight replay, for one) as histories of a single step.
+
+    :param samples: transitions
+    :param start: the smallest action
+    """
+    actions = samples.actions.long().reshape(1, -1) - start
+    nothing = th.full_like(actions, NO_ACTION)
+    rewards, dones = samples.rewards.reshape(1, -1), samples.dones.reshape(1, -1)
+    return HistoryReplaySamples(
+        observations=map_observations(lambda *steps: th.stack(steps), samples.observations, samples.next_observations),
+        previous_actions=th.cat((nothing, actions)),
+        previous_rewards=th.cat((th.zeros_like(rewards), rewards)),
+        actions=actions,
+        rewards=rewards,
+        dones=dones,
+        mask=th.ones_like(rewards),
+    )
+
+
 def map_observations(function: Callable[..., Any], *observations: Any) -> Any:
     """Apply a function to observations, or to each entry of dictionaries of them."""
     if isinstance(observations[0], dict):
@@ -59,7 +79,7 @@ class _LastObservations:
         self.rows = map_observations(lambda array: array[:0].copy(), like)
 
     def add(self, keys: np.ndarray, rows: Observations, oldest_key: int) -> None:
-        """Append rows under keys larger than all before, and forget those under keys smaller than ``oldest_key``."""
+        """Add rows and forget those under keys smaller than ``oldest_key``."""
         self.first += int(np.searchsorted(self.keys[self.first : self.last], oldest_key))
         if self.last + len(keys) > len(self.keys):
             self._grow(len(keys))
@@ -67,6 +87,15 @@ class _LastObservations:
         self.keys[added] = keys
         map_observations(lambda array, new: array.__setitem__(added, new), self.rows, rows)
         self.last = added.stop
+        if added.start > self.first and keys[0] < self.keys[added.start - 1]:
+            self._sort()
+
+    def _sort(self) -> None:
+        """Put the queue in order, where an interruption has cut off episodes at a time that other episodes ended at."""
+        live = slice(self.first, self.last)
+        order = np.argsort(self.keys[live])
+        self.keys[live] = self.keys[live][order]
+        map_observations(lambda array: array.__setitem__(live, array[live][order]), self.rows)
 
     def _grow(self, n_new: int) -> None:
         kept = slice(self.first, self.last)
@@ -136,35 +165,44 @@ class HistoryReplayBuffer(ReplayBuffer):
     def _zeros(self, shape: tuple[int, ...]) -> Observations:
         if isinstance(self.observation_space, spaces.Dict):
             shapes = cast(dict[str, tuple[int, ...]], self.obs_shape)
-            return {key: np.zeros((*shape, *shapes[key]), dtype=space.dtype) for key, space in self.observation_space.spaces.items()}
+            return {
+                key: np.zeros((*shape, *shapes[key]), dtype=space.dtype) for key, space in self.observation_space.spaces.items()
+            }
         return np.zeros((*shape, *self.obs_shape), dtype=self.observation_space.dtype)
 
     def reset(self) -> None:
         super().reset()
         self.n_added = 0  # rows ever added: the time axis of the keys below
-        self.next_observations: Observations = self._zeros((self.n_envs,))  # type: ignore[assignment]
-        self._last_observations = _LastObservations(self.next_observations)
+        self.latest_observations: Observations = self._zeros((self.n_envs,))
+        self._last_observations = _LastObservations(self.latest_observations)
         self.start_episodes()
 
     def start_episodes(self) -> None:
         """Say that the next transitions added begin new episodes, whether or not the last ones ended with ``done``."""
         self._next_starts = np.ones(self.n_envs, dtype=bool)
 
-    def add(  # type: ignore[override]
-        self, obs: Observations, next_obs: Observations, action: np.ndarray, reward: np.ndarray, done: np.ndarray, infos: list[dict[str, Any]]
+    def add(
+        self,
+        obs: Observations,
+        next_obs: Observations,
+        action: np.ndarray,
+        reward: np.ndarray,
+        done: np.ndarray,
+        infos: list[dict[str, Any]],
     ) -> None:
         if self.n_added > 0:
             was_done = self.dones[self.pos - 1].astype(bool)
-            self._keep_successors(self.n_added - 1, self._next_starts & ~was_done, self.next_observations)
+            self._keep_successors(self.n_added - 1, self._next_starts & ~was_done, self.latest_observations)
         self._write_observations(self.observations, self.pos, obs)
         self.actions[self.pos] = np.asarray(action).reshape(self.n_envs, self.action_dim)
         self.rewards[self.pos] = np.asarray(reward)
         self.dones[self.pos] = np.asarray(done)
         if self.handle_timeout_termination:
-            self.timeouts[self.pos] = [info.get("TimeLimit.truncated", False) for info in infos]
+            timeouts = [info.get("TimeLimit.truncated", False) for info in infos]
+            self.timeouts[self.pos] = np.asarray(timeouts).reshape(self.n_envs)
         self.episode_starts[self.pos] = self._next_starts
-        self._write_observations(self.next_observations, slice(None), next_obs)
-        self._keep_successors(self.n_added, (self.dones[self.pos] * self.timeouts[self.pos]).astype(bool), self.next_observations)
+        self._write_observations(self.latest_observations, slice(None), next_obs)
+        self._keep_successors(self.n_added, (self.dones[self.pos] * self.timeouts[self.pos]).astype(bool), self.latest_observations)
         self._next_starts = np.array(done, dtype=bool)
         self.n_added += 1
         self.pos = (self.pos + 1) % self.buffer_size
@@ -180,10 +218,14 @@ class HistoryReplayBuffer(ReplayBuffer):
         envs = np.flatnonzero(which)
         if envs.size:
             oldest_key = (self.n_added - self.buffer_size) * self.n_envs
-            self._last_observations.add(time * self.n_envs + envs, map_observations(lambda a: a[envs].copy(), next_obs), oldest_key)
+            self._last_observations.add(
+                time * self.n_envs + envs, map_observations(lambda a: a[envs].copy(), next_obs), oldest_key
+            )
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> HistoryReplaySamples:  # type: ignore[override]
         """Sample histories around transitions drawn uniformly: whole episodes where they are short enough.
+
+        So an episode is as likely as it is long, and where episodes differ in length, transitions of short ones are rarer.
 
         :param batch_size: number of histories
         :param env: associated ``VecNormalize``, to normalise observations and rewards
@@ -262,4 +304,4 @@ class HistoryReplayBuffer(ReplayBuffer):
             sequences[lengths, columns] = successors
             return sequences
 
-        return map_observations(gather, self.observations, self._last_observations.rows, self.next_observations)
+        return map_observations(gather, self.observations, self._last_observations.rows, self.latest_observations)

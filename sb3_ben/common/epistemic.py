@@ -103,7 +103,7 @@ class EpistemicFlow(nn.Module):
         r"""Make the flow :math:`\mathcal{N}(\mu, \Sigma)`.
 
         With the masked networks at zero only the last ActNorm, the LU layer and the flip of coordinates act:
-        :math:`\phi = J L (D z + m)` with :math:`J \Sigma J = L D D L^\top`, :math:`L` unit lower triangular, :math:`m = L^{-1} J \mu`.
+        :math:`\phi = J L (D z + m)` with :math:`J \Sigma J = L D D L^\top`, L unit lower triangular and :math:`m = L^{-1} J \mu`.
         """
         layers = self.transform.transforms
         if self.kind == "gaussian":
@@ -163,7 +163,7 @@ class StackedEpistemicFlow(nn.Module):
 class RowAdam(torch.optim.Optimizer):
     """Adam for stacked parameters: each row counts its own steps, so that resetting a row gives a fresh Adam for it.
 
-    ``torch.optim.Adam`` shares one step count: with its moments zeroed late in a run, a row would start with steps three times as long.
+    ``torch.optim.Adam`` shares one step count: with its moments zeroed late in a run, a row starts with steps thrice as long.
 
     :param params: parameters with a leading dimension E
     :param lr: learning rate
@@ -181,10 +181,10 @@ class RowAdam(torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, group["lr"], *group["betas"], group["eps"])
+                    self._update(parameter, parameter.grad, **{k: group[k] for k in ("lr", "betas", "eps")})
 
-    def _update(self, parameter: Tensor, grad: Tensor, lr: float, beta1: float, beta2: float, eps: float) -> None:
-        state = self._state(parameter)
+    def _update(self, parameter: Tensor, grad: Tensor, lr: float, betas: tuple[float, float], eps: float) -> None:
+        state, (beta1, beta2) = self._state(parameter), betas
         state["step"] += 1
         state["exp_avg"].lerp_(grad, 1 - beta1)
         state["exp_avg_sq"].lerp_(grad.square(), 1 - beta2)
@@ -238,8 +238,8 @@ def _set_act_norm(layer: nn.Module, shift: Tensor, scale: Tensor) -> None:
     """Set the affine layer; zuko squashes the log scale to keep it between 1e-3 and 1e3, so the squashing is inverted here."""
     log_scale = scale.log()
     bound = -torch.log(torch.tensor(1e-3, dtype=scale.dtype))
-    layer._0.copy_(shift)  # type: ignore[operator, union-attr]
-    layer._1.copy_(log_scale / (1 - (log_scale / bound).abs()))  # type: ignore[operator, union-attr]
+    layer._0.copy_(shift)  # type: ignore[operator]
+    layer._1.copy_(log_scale / (1 - (log_scale / bound).abs()))  # type: ignore[operator]
 
 
 def _zero_output(layer: nn.Module) -> None:

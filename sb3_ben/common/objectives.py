@@ -83,7 +83,7 @@ def msbbe_double(q: Tensor, b1: Tensor, b2: Tensor, mask: Tensor | None = None) 
     r"""The paper's residual-gradient estimator, :math:`(b_1 - q)(b_2 - q)`.
 
     For independent :math:`b_1, b_2`, each with its own hypothesis and noise, the expectation of the product is the squared
-    expected error, so that its gradient is unbiased: :math:`\mathbb{E}[\nabla (b_1 - q)(b_2 - q)] = \nabla (\mathbb{E}[b] - q)^2`.
+    expected error, and its gradient is unbiased: :math:`\mathbb{E}[\nabla (b_1 - q)(b_2 - q)] = \nabla (\mathbb{E}[b] - q)^2`.
 
     :param q: values Q(h_t, a_t) (...)
     :param b1: Bellman samples from the flows, in the units of q and with their gradients (...)
@@ -119,8 +119,8 @@ def add_noise(b: Tensor, scale: float = 0.1, generator: torch.Generator | None =
 class RunningStandardizer(nn.Module):
     """Running mean and variance of b, and the change of units they define.
 
-    The count is capped, so that old Bellman samples (of a worse Q) are forgotten in time. While b has been constant up to rounding
-    its unit is 1.
+    The count is capped, so that old Bellman samples (of a worse Q) are forgotten in time. While b has been constant up to
+    rounding its unit is 1.
 
     :param max_count: number of samples after which the average becomes an exponential one
     """

@@ -61,7 +61,9 @@ class HistoryQNetwork(BasePolicy):
         rnn_hidden_size: int = 64,
         n_rnn_layers: int = 1,
     ) -> None:
-        super().__init__(observation_space, action_space, features_extractor=features_extractor, normalize_images=normalize_images)
+        super().__init__(
+            observation_space, action_space, features_extractor=features_extractor, normalize_images=normalize_images
+        )
         self.features_dim, self.net_arch, self.activation_fn = features_dim, net_arch, activation_fn
         self.rnn_type, self.rnn_hidden_size, self.n_rnn_layers = rnn_type, rnn_hidden_size, n_rnn_layers
         self.n_actions = int(action_space.n)

@@ -1,9 +1,9 @@
 """The exact posterior over who is behind which door in search and rescue, as a recursive filter.
 
-The logarithm of a reading from place ``a`` of an entity at ``l`` is ``-|a - l|^2 / N`` plus noise. With ``phi = (1, -2 x / N,
--2 y / N, |l|^2 / N)`` and ``z = (log reading + |a|^2 / N, a_x, a_y, 1)`` its residual is ``z . phi``, so everything ever heard of an
-entity enters the likelihood through the 4x4 matrix ``sum z z^T``: the memory of the filter has a fixed and small size, and any
-number of readings, from any places, is combined exactly over the positions in the squares behind the doors.
+The logarithm of a reading from place ``a`` of an entity at ``l = (x, y)`` is ``-|a - l|^2 / N`` plus noise. With the features
+``phi = (1, -2 x / N, -2 y / N, |l|^2 / N)`` and ``z = (log reading + |a|^2 / N, a_x, a_y, 1)`` its residual is ``z . phi``:
+everything ever heard of an entity enters the likelihood through the 4x4 matrix ``sum z z^T``. So the memory of the filter has a
+fixed and small size, and any number of readings from any places is combined exactly over the positions behind the doors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ MAX_EXACT = 14  # entities; the subset programme needs time and memory of 2^enti
 MIN_POINTS, MAX_POINTS = 4, 20  # quadrature points per side of a square, in the limits of much and of little noise
 RESOLUTION = 1.6  # quadrature points per side, times the standard deviation of a reading, beyond the minimum
 CHUNK = 32  # episodes whose likelihoods over positions are held at once
-TABLE_SIZE = 2**22  # numbers in the tables of one chunk of the subset programme, so that they stay in the cache
+TABLE_SIZE = (
+    2**22
+)  # numbers in the tables of one chunk of the subset programme, so that memory is bounded and numpy's overhead small
 FLOOR = 1e-25  # likelihood of a door that is possible at all, relative to the likeliest: conflicting readings leave a way out
 BETHE_ITERATIONS = 50
 
@@ -38,10 +40,25 @@ class Door(IntEnum):
     OPENED_HEARD = 6
 
 
-#: per kind of door: whether it can have been vacant at the start, or the place of a present victim, a gone victim, a hazard
-POSSIBLE = np.array([[1, 1, 0, 1], [1, 0, 0, 0], [0, 0, 0, 1], [0, 1, 0, 0], [1, 1, 0, 1], [0, 0, 1, 0], [1, 0, 1, 1]], dtype=float)
-PRESENT, GONE, DANGER = 1, 2, 3  # columns of POSSIBLE
-AFTER_LISTENING = np.array([0, 1, 2, Door.RESCUED_HEARD, Door.OPENED_HEARD, 5, 6], dtype=float)
+#: what is possible per kind of door: that it was vacant at the start, or the place of a present victim, a gone victim, a hazard
+POSSIBLE = np.array(
+    [
+        [1, 1, 0, 1],  # UNOPENED
+        [1, 0, 0, 0],  # EMPTY
+        [0, 0, 0, 1],  # HAZARD
+        [0, 1, 0, 0],  # RESCUED
+        [1, 1, 0, 1],  # OPENED
+        [0, 0, 1, 0],  # RESCUED_HEARD
+        [1, 0, 1, 1],  # OPENED_HEARD
+    ],
+    dtype=float,
+)
+VACANT, PRESENT, GONE, DANGER = range(4)  # columns of POSSIBLE
+#: what each kind of door becomes by listening
+HEARD = np.array(
+    [Door.UNOPENED, Door.EMPTY, Door.HAZARD, Door.RESCUED_HEARD, Door.OPENED_HEARD, Door.RESCUED_HEARD, Door.OPENED_HEARD],
+    dtype=float,
+)
 
 
 class FilterState(NamedTuple):
@@ -127,7 +144,11 @@ def exclusive_marginals(weights: np.ndarray, vacant: np.ndarray) -> np.ndarray:
 
 
 def bethe_marginals(weights: np.ndarray, vacant: np.ndarray, n_iterations: int = BETHE_ITERATIONS) -> np.ndarray:
-    """:func:`exclusive_marginals` by belief propagation, approximately (Huang and Jebara, 2009), in polynomial time."""
+    """:func:`exclusive_marginals` by belief propagation (Huang and Jebara, 2009): in polynomial time, but approximate.
+
+    It is overconfident where a few entities compete for as few doors: in default episodes the largest error of a probability is
+    0.02 in the median and above 0.15 in every tenth case.
+    """
     tiny = np.finfo(float).tiny ** 0.5
     free = np.ones_like(weights)  # how far the other entities leave door d to entity e
     for _ in range(n_iterations):
@@ -143,8 +164,9 @@ class RescueFilter:
     """Bayes' rule for search and rescue, on batches of episodes.
 
     The posterior is exact up to the quadrature over the squares, and up to :func:`bethe_marginals` with more than ``MAX_EXACT``
-    entities. Two conventions: a noise below the resolution of the quadrature is taken for the latter, and on grids so wide that a
-    reading can vanish in single precision, one that does after an opening is taken for a rescue.
+    entities. Three conventions: noise below the resolution of the quadrature is taken for the latter; on grids so wide that a
+    reading can vanish in single precision, one that does after an opening is taken for a rescue; and which of several rescued
+    victims was behind which of their doors is judged by readings alone (nothing else depends on it).
 
     :param config: the arguments of the environment
     :param n_points: quadrature points per side of a square; by default as many as the noise asks for
@@ -174,7 +196,7 @@ class RescueFilter:
         news = np.isin(doors, (Door.RESCUED, Door.OPENED)).any(axis=1) & listened
         silent = (observations[:, 2:] == 0) & self.world.is_victim
         gone = np.where(news[:, None] & silent, 1.0, state.gone)
-        doors = np.where(listened[:, None], AFTER_LISTENING[doors.astype(int)], doors)
+        doors = np.where(listened[:, None], HEARD[doors.astype(int)], doors)
         hears = listened[:, None] & (gone == 0)
         heard = state.heard + hears[..., None, None] * self._evidence(observations)
         return FilterState(position, heard, doors, gone)
@@ -186,18 +208,18 @@ class RescueFilter:
         return self.combine(state, np.concatenate(likelihoods))
 
     def combine(self, state: FilterState, likelihoods: np.ndarray) -> Posterior:
-        """The posterior from the likelihood of each entity behind each door: the prior, exclusion and what doors have revealed."""
+        """The posterior, given the likelihood of each entity behind each door: adds exclusion and what opened doors revealed."""
         possible = POSSIBLE[state.doors.astype(int)]
         column = np.where(self.world.is_victim, np.where(state.gone == 1, GONE, PRESENT), DANGER)
         allowed = np.take_along_axis(possible, column[:, None], axis=2).transpose(0, 2, 1)
         likelihoods = allowed * likelihoods
         likelihoods /= likelihoods.max(axis=2, keepdims=True, initial=FLOOR)
         marginals = exclusive_marginals if self.config.n_entities <= MAX_EXACT else bethe_marginals
-        entities = marginals(np.maximum(likelihoods, FLOOR * allowed), possible[..., 0])
+        entities = marginals(np.maximum(likelihoods, FLOOR * allowed), possible[..., VACANT])
         return Posterior(entities, self._behind_doors(entities, state.doors))
 
     def position_likelihoods(self, heard: np.ndarray) -> np.ndarray:
-        """Likelihood of each entity at each quadrature point, relative to the best, ``(n_envs, n_entities, n_doors, n_points)``."""
+        """Likelihood of each entity at each point, relative to its best, ``(n_envs, n_entities, n_doors, n_points)``."""
         n_doors, n_points = self.features.shape[:2]
         misfit = heard.reshape(*heard.shape[:2], 16) @ outer(self.features).reshape(-1, 16).T
         misfit -= misfit.min(axis=2, keepdims=True)
@@ -229,7 +251,9 @@ class RescueFilter:
         offsets = np.stack(np.meshgrid(nodes, nodes), axis=-1).reshape(-1, 2) / 2
         points = self.world.centres[:, None] + offsets
         squares = (points**2).sum(axis=-1, keepdims=True)
-        return np.concatenate((np.full_like(squares, self.config.grid_size), -2 * points, squares), axis=-1) / self.config.grid_size
+        return (
+            np.concatenate((np.full_like(squares, self.config.grid_size), -2 * points, squares), axis=-1) / self.config.grid_size
+        )
 
     def _evidence(self, observations: np.ndarray) -> np.ndarray:
         """``z z^T`` of the current readings."""

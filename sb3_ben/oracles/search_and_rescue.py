@@ -19,8 +19,11 @@ MAX_EXACT_TOUR = 8  # doors; beyond, the tour goes to the nearest door
 N_WORLDS = 32  # hypothetical outcomes of a listen
 N_LINES = 5  # rows and columns of the grid on which listening is considered
 REPEATS = (1, 2, 4)  # how many listens in a row are considered
-CHUNK = 32  # episodes that decide at once, so that the arrays stay in the cache
-UNPLANNED = -2
+CHUNK = 32  # episodes that decide at once; the arrays over positions are large
+LISTENING_CHUNK = 8  # episodes whose listening is considered at once, so that the arrays stay in the cache
+NEGLIGIBLE = 0.002  # expected reward that is not worth a step or a thought, in units of the reward for a victim
+STEP_PRICE = 0.0005  # what a step is worth in the same units: it costs nothing but time, so this only breaks near ties
+DECIMALS = 4  # to which scores are compared: ties are broken alike whatever the rounding errors of a batch
 NO_ACTION = -1
 
 
@@ -91,6 +94,11 @@ class RescueOracle(Oracle[SearchAndRescueConfig]):
         self.observation_shape = (2 + config.n_entities,)
         self.door_cells, self.door_actions = door_cells(config.grid_size)
 
+    def _idle(self, positions: np.ndarray) -> np.ndarray:
+        """Walk to and fro; on a grid of one cell, where every step opens a door, listen."""
+        steps = np.where(positions[:, 0] < self.config.half, RIGHT, LEFT)
+        return steps if self.config.half else np.full_like(steps, LISTEN)
+
 
 class RandomAgent(RescueOracle):
     """Takes every action with the same probability."""
@@ -107,8 +115,7 @@ class NeverOpens(RescueOracle):
     def _act(
         self, observations: np.ndarray, rewards: np.ndarray, state: OracleState, deterministic: bool
     ) -> tuple[np.ndarray, OracleState]:
-        moves = np.where(observations[:, 0] < self.config.half, RIGHT, LEFT)
-        return (moves if self.config.half else np.full(len(observations), LISTEN)), state
+        return self._idle(observations[:, :2]), state
 
 
 class KnowsTheMap(RescueOracle):
@@ -126,23 +133,22 @@ class KnowsTheMap(RescueOracle):
 
     def _initial_state(self, n_envs: int) -> OracleState:
         """The doors of the tour, and how many of them have been opened."""
-        return np.full((n_envs, self.config.n_victims), UNPLANNED), np.zeros(n_envs, dtype=np.int64)
+        return np.full((n_envs, self.config.n_victims), NO_DOOR), np.zeros(n_envs, dtype=np.int64)
 
     def _act(
         self, observations: np.ndarray, rewards: np.ndarray, state: OracleState, deterministic: bool
     ) -> tuple[np.ndarray, OracleState]:
         tours, n_opened = state
-        new = np.flatnonzero((tours == UNPLANNED).any(axis=1))
-        if new.size:
-            tours[new] = self._plan(observations[new, :2], new)
-        idle = np.where(observations[:, 0] < self.config.half, RIGHT, LEFT)
+        positions = observations[:, :2]
         if not self.config.n_victims:
-            return idle, state
+            return self._idle(positions), state
+        new = np.flatnonzero(tours[:, 0] == NO_DOOR)
+        if new.size:
+            tours[new] = self._plan(positions[new], new)
+        # at the end of the tour it goes on opening the last door, behind which nobody is left
         doors = tours[np.arange(len(tours)), np.minimum(n_opened, self.config.n_victims - 1)]
-        opens = distances(observations[:, :2], self.door_cells[doors]) == 0
-        actions = walk(observations[:, :2], self.door_cells[doors], self.door_actions[doors])
-        finished = n_opened == self.config.n_victims
-        return np.where(finished, idle, actions), (tours, n_opened + (opens & ~finished))
+        arrived = (positions == self.door_cells[doors]).all(axis=1)
+        return walk(positions, self.door_cells[doors], self.door_actions[doors]), (tours, n_opened + arrived)
 
     def _plan(self, positions: np.ndarray, slots: np.ndarray) -> np.ndarray:
         """The doors of the victims in the order of the shortest tours."""
@@ -205,9 +211,13 @@ class Listening:
         drawn = (doors.cumsum(axis=1)[:, None] < self.uniforms[e, :, None]).sum(axis=2)
         drawn = np.minimum(drawn, doors.shape[1] - 1)[:, None].repeat(len(self.cells), axis=1)
         readings = np.take_along_axis(means, drawn, axis=2) + np.take_along_axis(deviations, drawn, axis=2) * self.normals[e]
-        scores = (readings[..., None] - means[:, :, None]) / deviations[:, :, None]
-        posterior = np.exp(-0.5 * scores**2) * (doors[:, None] / deviations).astype(np.float32)[:, :, None]
-        return posterior / posterior.sum(axis=3, keepdims=True)
+        posterior = readings[..., None] - means[:, :, None]  # one large array, worked on in place
+        posterior *= (np.sqrt(0.5) / deviations)[:, :, None]
+        np.square(posterior, out=posterior)
+        np.exp(np.negative(posterior, out=posterior), out=posterior)
+        posterior *= (doors[:, None] / deviations).astype(np.float32)[:, :, None]
+        posterior /= posterior.sum(axis=3, keepdims=True)
+        return posterior
 
 
 class Plan(NamedTuple):
@@ -215,6 +225,23 @@ class Plan(NamedTuple):
 
     cells: np.ndarray
     actions: np.ndarray
+
+
+class Prospects(NamedTuple):
+    """What there is to decide upon, one row per episode.
+
+    :param values: expected reward of opening each door
+    :param risks: the share of the hazards in it
+    :param potential: what knowing everything would add to the value of opening the good doors
+    :param away: number of steps to each door
+    :param remaining: number of steps until the end of the episode
+    """
+
+    values: np.ndarray
+    risks: np.ndarray
+    potential: np.ndarray
+    away: np.ndarray
+    remaining: np.ndarray
 
 
 class BeliefAgent(RescueOracle):
@@ -234,6 +261,8 @@ class BeliefAgent(RescueOracle):
         super().__init__(config, seed)
         self.filter = RescueFilter(config)
         self.listening = Listening(self.filter, self.rng)
+        self.negligible = NEGLIGIBLE * abs(config.reward_victim)
+        self.step_price = STEP_PRICE * abs(config.reward_victim)
 
     def posterior(self, state: OracleState) -> Posterior:
         """What the agent believes, from the state that ``predict`` returned."""
@@ -255,52 +284,71 @@ class BeliefAgent(RescueOracle):
     def _act(
         self, observations: np.ndarray, rewards: np.ndarray, state: OracleState, deterministic: bool
     ) -> tuple[np.ndarray, OracleState]:
-        before, (last, elapsed, *plan) = FilterState(*state[:4]), state[4:]
-        belief = self.filter.update(before, observations, last, rewards)
+        before, (last, elapsed, *planned) = FilterState(*state[:4]), state[4:]
+        belief, plan = self.filter.update(before, observations, last, rewards), Plan(*planned)
         learnt = (last == LISTEN) | (self.filter.opened_door(before.position, last) != NO_DOOR)
-        self._replan(plan, belief, elapsed, np.flatnonzero(learnt & (elapsed > 0)))
-        self._replan(plan, belief, elapsed, np.flatnonzero(elapsed == 0), same=True)
+        rows, starts = np.flatnonzero(learnt), np.flatnonzero(last == NO_ACTION)
+        if rows.size:
+            plan.cells[rows], plan.actions[rows] = self._plan(_take(belief, rows), elapsed[rows])
+        if starts.size:  # all episodes start alike: one decision serves them all
+            plan.cells[starts], plan.actions[starts] = self._plan(_take(belief, starts[:1]), elapsed[starts[:1]])
         actions = walk(belief.position, *plan)
         return actions, (*belief, actions, elapsed + 1, *plan)
 
-    def _replan(self, plan: list[np.ndarray], belief: FilterState, elapsed: np.ndarray, rows: np.ndarray, same: bool = False) -> None:
-        """Put new plans into some rows; if the rows are the same, one decision is enough for all of them."""
-        for part in chunks(1 if same else len(rows), CHUNK):
-            chosen = rows[:1] if same else rows[part]
-            if chosen.size:
-                cells, actions = self._decide(FilterState(*(array[chosen] for array in belief)), elapsed[chosen])
-                plan[0][rows if same else chosen], plan[1][rows if same else chosen] = cells, actions
+    def _plan(self, belief: FilterState, elapsed: np.ndarray) -> Plan:
+        plans = [self._decide(_take(belief, rows), elapsed[rows]) for rows in chunks(len(elapsed), CHUNK)]
+        return Plan(*(np.concatenate(parts) for parts in zip(*plans, strict=True)))
 
     def _decide(self, belief: FilterState, elapsed: np.ndarray) -> Plan:
-        """Where to go, and which door to open there or whether to listen."""
+        """Open the safest of the doors that are ready to be opened, else listen if that is worth it, else do nothing."""
         likelihoods = self.filter.position_likelihoods(belief.heard)
         posterior = self.filter.combine(belief, self.filter.door_likelihoods(likelihoods))
-        values = posterior.doors @ np.array([0.0, self.config.reward_victim, self.config.reward_hazard])
-        risks = posterior.doors[..., 2] * abs(self.config.reward_hazard)
+        prospects = self._prospects(belief, posterior, self.config.n_steps - elapsed)
+        cells, pays, gains = self._consider_listening(belief, posterior, prospects, likelihoods)
+        openable = np.logical_and(prospects.values > self.negligible, prospects.away < prospects.remaining[:, None])
+        ready = openable & (~pays[:, None] | (gains < self.negligible))
+        costs = (prospects.risks + self.step_price * prospects.away).round(DECIMALS)
+        costs = np.where(ready, costs, np.inf)
+        door, opens = costs.argmin(axis=1), np.isfinite(costs.min(axis=1))
+        cells = np.where(pays[:, None], cells, belief.position)
+        actions = np.where(pays, LISTEN, self._idle_with(prospects.values, belief.position))
+        return Plan(np.where(opens[:, None], self.door_cells[door], cells), np.where(opens, self.door_actions[door], actions))
+
+    def _prospects(self, belief: FilterState, posterior: Posterior, remaining: np.ndarray) -> Prospects:
+        rewards = np.array([0.0, self.config.reward_victim, self.config.reward_hazard])
+        values = posterior.doors @ rewards
+        potential = (posterior.doors @ np.maximum(rewards, 0) - np.maximum(values, 0)).sum(axis=1)
         away = distances(belief.position[:, None], self.door_cells)
-        remaining = self.config.n_steps - elapsed[:, None]
-        openable = (values > MIN_GAIN) & (away < remaining)
-        safe = openable & (risks < REGRET)
-        perfect = np.einsum("ned,e,nd->n", posterior.entities, np.maximum(self.listening.values, 0), belief.doors == Door.UNOPENED)
-        promising = perfect - np.maximum(values, 0).sum(axis=1) > -self.config.reward_listen
-        look = np.flatnonzero(promising & ~safe.any(axis=1) & (remaining[:, 0] > 2 * self.config.grid_size))
-        n = len(values)
-        worth = np.zeros(n, bool); cell = np.zeros((n, 2)); dv = np.zeros_like(values)
-        if look.size:
-            now = np.maximum(values[look], 0)
-            v = self.listening.door_values(likelihoods[look], posterior.entities[look])
-            gains = np.where(belief.doors[look, None] == Door.UNOPENED, v - now[:, None], 0)
-            prof = gains.sum(axis=2) - self.listening.prices - 1e-3 * distances(belief.position[look, None], self.listening.cells)
-            i = prof.argmax(axis=1); r = np.arange(len(i))
-            worth[look] = prof[r, i] > MARGIN
-            cell[look] = self.listening.cells[i]
-            dv[look] = gains[r, i]
-        free = openable & np.where(safe.any(axis=1)[:, None], safe, ~worth[:, None] | (dv < REGRET))
-        score = np.where(free, -risks - LAMBDA * away, -np.inf)
-        d = score.argmax(axis=1)
-        opens = free.any(axis=1)
-        cells = np.where(opens[:, None], self.door_cells[d], np.where(worth[:, None], cell, belief.position))
-        idle = np.where(belief.position[:, 0] < self.config.half, RIGHT, LEFT)
-        actions = np.where(opens, self.door_actions[d], np.where(worth, LISTEN, idle))
-        return Plan(cells, actions)
-MARGIN=0.; MIN_GAIN=0.01; REGRET=0.02; LAMBDA=0.01
+        return Prospects(values, posterior.doors[..., 2] * abs(self.config.reward_hazard), potential, away, remaining)
+
+    def _consider_listening(
+        self, belief: FilterState, posterior: Posterior, prospects: Prospects, likelihoods: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Where to listen best, whether it pays, and what is gained by it at each door."""
+        cells = belief.position.copy()
+        pays = (prospects.potential > -self.config.reward_listen) & (prospects.remaining > 2 * self.config.grid_size)
+        gains = prospects.risks.copy()  # no listening can gain more at a good door, so the safest need no closer look
+        safe = (prospects.values > self.negligible) & (prospects.risks < self.negligible)
+        unclear = np.flatnonzero(pays & ~safe.any(axis=1))
+        for part in chunks(len(unclear), LISTENING_CHUNK) if unclear.size else []:
+            rows = unclear[part]
+            now = np.maximum(prospects.values[rows], 0)[:, None]
+            later = self.listening.door_values(likelihoods[rows], posterior.entities[rows])
+            gained = np.where(belief.doors[rows, None] == Door.UNOPENED, later - now, 0)
+            walks = self.step_price * distances(belief.position[rows, None], self.listening.cells)
+            profits = (gained.sum(axis=2) - self.listening.prices - walks).round(DECIMALS)
+            best = profits.argmax(axis=1)
+            cells[rows], pays[rows] = self.listening.cells[best], profits.max(axis=1) > 0
+            gains[rows] = gained[np.arange(len(rows)), best]
+        return cells, pays, gains
+
+    def _idle_with(self, values: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Do nothing; on a grid of one cell, where this is impossible, do what costs least."""
+        if self.config.half:
+            return self._idle(positions)
+        options = np.column_stack((values, np.full(len(values), self.config.reward_listen)))
+        return np.append(self.door_actions, LISTEN)[options.argmax(axis=1)]
+
+
+def _take(belief: FilterState, rows: np.ndarray | slice) -> FilterState:
+    return FilterState(*(array[rows] for array in belief))

@@ -1,0 +1,205 @@
+"""The losses against exact results."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import Normal
+
+from sb3_ben.common.aleatoric import AleatoricFlow
+from sb3_ben.common.epistemic import EpistemicFlow, default_prior
+from sb3_ben.common.objectives import (
+    RunningStandardizer,
+    add_noise,
+    bellman_target,
+    kl_estimate,
+    msbbe_double,
+    msbbe_semi,
+    negative_elbo,
+    total_variance,
+)
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+
+
+def fit_linear_model(features: Tensor, b: Tensor, noise: float, kind: str, half: bool = True, steps: int = 700) -> EpistemicFlow:
+    """Fit the belief to b = features phi + noise."""
+    belief, prior = EpistemicFlow(features.shape[1], hidden_size=16), default_prior(features.shape[1])
+    optimizer = torch.optim.Adam(belief.parameters(), lr=1e-2, betas=(0.9, 0.99))
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    for _ in range(steps):
+        phi, log_q = belief.rsample_and_log_prob(32)
+        log_likelihood = Normal(phi @ features.T, noise).log_prob(b) * (1.0 if half else 2.0)
+        loss = negative_elbo(log_likelihood, prior.log_prob(phi), log_q, kind=kind)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    return belief
+
+
+def linear_problem(n: int = 40, d: int = 3, noise: float = 0.5) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Features, data, and mean and covariance of the posterior of phi under N(0, 0.1 I)."""
+    features = torch.randn(n, d)
+    b = features @ torch.tensor([0.6, -0.5, 0.4]) + noise * torch.randn(n)
+    covariance = torch.linalg.inv(features.T @ features / noise**2 + torch.eye(d) / 0.1)
+    return features, b, covariance @ features.T @ b / noise**2, covariance
+
+
+def test_exact_elbo_finds_the_conjugate_posterior() -> None:
+    features, b, mean, covariance = linear_problem()
+    belief = fit_linear_model(features, b, 0.5, "exact")
+    with torch.no_grad():
+        phi, log_q = belief.rsample_and_log_prob(20_000)
+    torch.testing.assert_close(phi.mean(0), mean, rtol=0.05, atol=0.005)
+    torch.testing.assert_close(phi.std(0), covariance.diagonal().sqrt(), rtol=0.05, atol=0)
+    posterior = torch.distributions.MultivariateNormal(mean, covariance)
+    assert abs(kl_estimate(log_q, posterior.log_prob(phi))) < 0.02
+
+
+def test_printed_elbo_collapses() -> None:
+    features, b, mean, covariance = linear_problem()
+    belief = fit_linear_model(features, b, 0.5, "paper", steps=500)
+    with torch.no_grad():
+        phi, _ = belief.rsample_and_log_prob(1000)
+    torch.testing.assert_close(phi.mean(0), mean, atol=0.05, rtol=0)
+    assert (phi.std(0) / covariance.diagonal().sqrt()).max() < 0.2
+
+
+def test_missing_half_makes_the_belief_too_sure() -> None:
+    features, b, _, covariance = linear_problem(n=400)
+    belief = fit_linear_model(features, b, 0.5, "exact", half=False)
+    with torch.no_grad():
+        phi, _ = belief.rsample_and_log_prob(5000)
+    ratio = (phi.std(0) / covariance.diagonal().sqrt()).mean()
+    assert ratio.item() == pytest.approx(math.sqrt(0.5), rel=0.07)
+
+
+def test_elbo_scale_mask_and_batch() -> None:
+    log_likelihood, log_prior, log_q = torch.randn(4, 3, 5), torch.randn(4, 3), torch.randn(4, 3)
+    mask = torch.rand(4, 5) < 0.5
+    loss = negative_elbo(log_likelihood, log_prior, log_q, scale=2.0, mask=mask)
+    for i in range(4):
+        exact = (-2 * log_likelihood[i, :, mask[i]].sum(1) - log_prior[i] + log_q[i]).mean()
+        torch.testing.assert_close(loss[i], exact)
+    printed = negative_elbo(log_likelihood, log_prior, log_q, scale=2.0, mask=mask, kind="paper")
+    torch.testing.assert_close(loss - printed, log_q.mean(-1))
+    with pytest.raises(ValueError, match="kind"):
+        negative_elbo(log_likelihood, log_prior, log_q, kind="other")
+
+
+def test_masked_entries_carry_no_gradient() -> None:
+    log_likelihood = torch.tensor([[1.0, math.nan]], requires_grad=True)
+    negative_elbo(log_likelihood, torch.zeros(1), torch.zeros(1), mask=torch.tensor([1.0, 0.0])).backward()
+    assert log_likelihood.grad is not None
+    assert torch.equal(log_likelihood.grad, torch.tensor([[-1.0, 0.0]]))
+
+
+def test_bellman_target() -> None:
+    reward, values = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([10.0, math.inf, -10.0], requires_grad=True)
+    target = bellman_target(reward, torch.tensor([0.0, 1.0, 0.0]), values, 0.9)
+    torch.testing.assert_close(target, torch.tensor([10.0, 2.0, -6.0]))
+    assert not target.requires_grad
+
+
+def test_semi_gradient() -> None:
+    q, target = torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True)
+    msbbe_semi(q, target, mask=torch.tensor([1, 1, 0, 0])).backward()
+    torch.testing.assert_close(q.grad, torch.cat([(q - target).detach()[:2], torch.zeros(2)]))
+    assert target.grad is None
+
+
+def test_double_sampling_is_unbiased() -> None:
+    """b depends on q and takes three values: all nine pairs can be listed."""
+    probabilities, slopes = torch.tensor([0.2, 0.5, 0.3]), torch.tensor([0.5, -1.0, 2.0])
+
+    def samples(q: Tensor) -> Tensor:
+        return torch.tensor([1.0, -2.0, 0.5]) + slopes * q.square()
+
+    def exact(q: Tensor) -> Tensor:
+        return ((probabilities * samples(q)).sum() - q).square()
+
+    q = torch.tensor(0.7, requires_grad=True)
+    b = samples(q)
+    terms = [probabilities[i] * probabilities[j] * msbbe_double(q, b[i], b[j]) for i in range(3) for j in range(3)]
+    (gradient,) = torch.autograd.grad(sum(terms), q, retain_graph=True)  # type: ignore[arg-type]
+    (expected,) = torch.autograd.grad(exact(q), q, retain_graph=True)
+    difference = (exact(torch.tensor(0.701)) - exact(torch.tensor(0.699))) / 0.002
+    torch.testing.assert_close(gradient, expected)
+    assert gradient.item() == pytest.approx(difference.item(), rel=1e-2)
+    single = [probabilities[i] * msbbe_double(q, b[i], b[i]) for i in range(3)]
+    (biased,) = torch.autograd.grad(sum(single), q)  # type: ignore[arg-type]
+    assert abs(biased - expected) > 0.1
+
+
+def test_double_sampling_through_the_flow() -> None:
+    """With one sample for each of many pairs the mean is that of the exact squared error."""
+    flow, context, phi = AleatoricFlow(3, 4), torch.randn(1, 3), torch.randn(2, 4)
+    q = torch.tensor(0.3)
+    b1, b2 = (flow.sample(context, phi, 50_000).transpose(0, 2).flatten() for _ in range(2))
+    shuffled = b2[torch.randperm(len(b2))]
+    exact = (flow.mean(context, phi).mean() - q).square()
+    assert msbbe_double(q, b1, shuffled).item() == pytest.approx(exact.item(), abs=0.05)
+
+
+def test_total_variance() -> None:
+    means, variances = torch.randn(1000, 4), torch.rand(1000, 4)
+    mean, epistemic, aleatoric = total_variance(means, variances)
+    samples = means + variances.sqrt() * torch.randn(2000, 1000, 4)
+    torch.testing.assert_close(mean, means.mean(0))
+    torch.testing.assert_close(epistemic.square() + aleatoric.square(), samples.flatten(0, 1).var(0), rtol=0.01, atol=0)
+    assert torch.equal(total_variance(means[:1], variances[:1])[1], torch.zeros(4))
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+@pytest.mark.parametrize("offset", [0.0, 3.0])
+def test_standardizer_matches_the_data(scale: float, offset: float) -> None:
+    standardizer, b = RunningStandardizer(), scale * (offset + torch.randn(1000))
+    for chunk in b.split(100):
+        standardizer.update(chunk)
+    torch.testing.assert_close(standardizer.mean, b.mean(), rtol=1e-4, atol=1e-6 * scale)
+    torch.testing.assert_close(standardizer.std, b.std(correction=0), rtol=1e-4, atol=0)
+    torch.testing.assert_close(standardizer.unstandardize(standardizer.standardize(b)), b, rtol=1e-4, atol=1e-5 * scale)
+
+
+def test_standardizer_ignores_what_is_masked_and_forgets() -> None:
+    standardizer = RunningStandardizer(max_count=100)
+    standardizer.update(torch.tensor([[1.0, math.nan], [3.0, math.nan]]), mask=torch.tensor([[1, 0], [1, 0]]))
+    assert (standardizer.mean.item(), standardizer.var.item(), standardizer.count.item()) == (2.0, 1.0, 2.0)
+    standardizer.update(torch.empty(0))
+    for _ in range(50):
+        standardizer.update(5 + torch.randn(100))
+    assert standardizer.mean.item() == pytest.approx(5.0, abs=0.3)
+    assert standardizer.std.item() == pytest.approx(1.0, abs=0.2)
+
+
+@pytest.mark.parametrize(
+    "rewards", [[0.0], [1.0], [-1e6], [1e-6], [10.0] * 99 + [-500.0], [1e-6, 2e-6], [1e6, -1e6], [1e6, 1e6 + 1]]
+)
+def test_rewards_of_all_sizes_are_safe(rewards: list[float]) -> None:
+    standardizer, b = RunningStandardizer(), torch.tensor(rewards * 8)
+    for _ in range(3):
+        standardizer.update(b)
+    flow, phi = AleatoricFlow(3, 4), torch.randn(2, 4, requires_grad=True)
+    context = torch.randn(len(b), 3, requires_grad=True)
+    standardized = standardizer.standardize(b)
+    log_prob = flow.log_prob(add_noise(standardized), context, phi)
+    (log_prob.mean() + flow.mean(context, phi).mean()).backward()
+    assert standardized.abs().max() < 20
+    for tensor in (log_prob, context.grad, phi.grad, standardizer.unstandardize(flow.mean(context, phi))):
+        assert tensor is not None
+        assert torch.isfinite(tensor).all()
+
+
+def test_noise_keeps_the_mean() -> None:
+    b = torch.ones(100_000)
+    noisy = add_noise(b, 0.1, torch.Generator().manual_seed(0))
+    assert noisy.mean().item() == pytest.approx(1.0, abs=1e-3)
+    assert noisy.std().item() == pytest.approx(0.1, rel=0.02)
