@@ -22,7 +22,7 @@ from sb3_ben.envs.tiger import LISTEN, TigerConfig
 from sb3_ben.oracles import tiger
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 ENV_ID = "Tiger-v0"
 ACTIONS = ("open 1", "open 2", "listen")

@@ -53,7 +53,7 @@ class Recorder:
             for i in np.flatnonzero(done):
                 self.end(i, "truncated" if truncated[i] else "terminated")
 
-    def end(self, i: int, how: str) -> None:
+    def end(self, i: Any, how: str) -> None:
         self.ends[int(i), int(self.episode[i])] = (int(self.step[i]), how)
         self.episode[i] += 1
         self.step[i] = 0
@@ -97,7 +97,9 @@ def check(recorder: Recorder, samples: Any) -> list[tuple[int, int, int, int]]:
 
 
 @pytest.mark.parametrize("space", [BOX, DICT])
-@pytest.mark.parametrize(("buffer_size", "n_envs", "sequence_length"), [(60, 3, 5), (60, 1, 50), (1000, 3, 4), (40, 4, 10), (3, 1, 7)])
+@pytest.mark.parametrize(
+    ("buffer_size", "n_envs", "sequence_length"), [(60, 3, 5), (60, 1, 50), (1000, 3, 4), (40, 4, 10), (3, 1, 7)]
+)
 def test_sequences_are_pieces_of_episodes(space: spaces.Space, buffer_size: int, n_envs: int, sequence_length: int) -> None:
     np.random.seed(0)
     buffer = HistoryReplayBuffer(buffer_size, space, ACTIONS, "cpu", n_envs, sequence_length=sequence_length)
@@ -162,13 +164,15 @@ def test_pickle_in_the_middle_of_an_episode(n_steps: int) -> None:
     recorder.run(n_steps)
     copied = pickle.loads(pickle.dumps(buffer))
     twin = Recorder(copied, DICT)
-    twin.__dict__.update({**pickle.loads(pickle.dumps({k: v for k, v in vars(recorder).items() if k != "buffer"})), "buffer": copied})
+    twin.__dict__.update(
+        {**pickle.loads(pickle.dumps({k: v for k, v in vars(recorder).items() if k != "buffer"})), "buffer": copied}
+    )
     for one in (recorder, twin):
         one.run(20)
     samples = []
-    for one in (buffer, copied):
+    for filled in (buffer, copied):
         np.random.seed(1)
-        samples.append(one.sample(32))
+        samples.append(filled.sample(32))
     check(twin, samples[1])
     assert all(th.equal(a, b) for a, b in zip(samples[0][1:], samples[1][1:], strict=True))
 

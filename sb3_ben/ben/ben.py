@@ -272,7 +272,9 @@ class BEN(OffPolicyAlgorithm):
             value = getattr(self, name)
             if value not in choices:
                 raise ValueError(f"`{name}` must be one of {', '.join(map(repr, choices))}, got {value!r}")
-        if self.belief_scope == "episode" and not issubclass(self.replay_buffer_class or HistoryReplayBuffer, HistoryReplayBuffer):
+        if self.belief_scope == "episode" and not issubclass(
+            self.replay_buffer_class or HistoryReplayBuffer, HistoryReplayBuffer
+        ):
             raise ValueError("`belief_scope='episode'` fits histories: it needs a HistoryReplayBuffer")
         positive = (
             "buffer_size",
@@ -389,7 +391,7 @@ class BEN(OffPolicyAlgorithm):
         self._n_calls += 1
         if self._n_calls % max(self.target_update_interval // self.n_envs, 1) == 0:
             polyak_update(self.q_net.parameters(), self.q_net_target.parameters(), self.tau)
-            polyak_update(*self._running_stats, 1.0)  # of batch normalisation layers
+            polyak_update(self._running_stats[0], self._running_stats[1], 1.0)  # of batch normalisation layers
         self.exploration_rate = self.exploration_schedule(self._current_progress_remaining)
         if self.exploration == "epsilon":
             self.logger.record("rollout/exploration_rate", self.exploration_rate)
@@ -414,7 +416,7 @@ class BEN(OffPolicyAlgorithm):
     @th.no_grad()
     def _recall(self) -> tuple[th.Tensor, th.Tensor, tuple[th.Tensor, ...]]:
         """Encodings, values and memory after the last observation of the training environments."""
-        assert self._last_obs is not None and self._last_rewards is not None
+        assert self._last_obs is not None, "learn() resets the environments before the first step"
         policy = self.policy
         memory = policy.initial_memory(self.n_envs) if self._memory is None else policy.memory_from(self._memory, self.n_envs)
         obs, _ = policy.obs_to_tensor(self._last_obs)
@@ -491,7 +493,7 @@ class BEN(OffPolicyAlgorithm):
         """Histories to learn from: replayed ones, or the running episodes where each has a belief of its own."""
         if self.belief_scope == "episode":
             return self.replay_buffer.running_episodes(env=self._vec_normalize_env)
-        samples = self.replay_buffer.sample(batch_size, env=self._vec_normalize_env)
+        samples: Any = self.replay_buffer.sample(batch_size, env=self._vec_normalize_env)
         is_history = isinstance(samples, HistoryReplaySamples)
         return samples if is_history else as_histories(samples, int(self.policy.action_space.start))
 
@@ -695,7 +697,15 @@ class BEN(OffPolicyAlgorithm):
         return super().load(path, *args, **kwargs)
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "beliefs", "beliefs_optimizer", "posterior_lr_schedule", "q_net", "q_net_target", "_running_stats"]
+        return [
+            *super()._excluded_save_params(),
+            "beliefs",
+            "beliefs_optimizer",
+            "posterior_lr_schedule",
+            "q_net",
+            "q_net_target",
+            "_running_stats",
+        ]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         return ["policy", "policy.optimizer", "policy.posterior_optimizer"], []

@@ -202,7 +202,9 @@ class HistoryReplayBuffer(ReplayBuffer):
             self.timeouts[self.pos] = np.asarray(timeouts).reshape(self.n_envs)
         self.episode_starts[self.pos] = self._next_starts
         self._write_observations(self.latest_observations, slice(None), next_obs)
-        self._keep_successors(self.n_added, (self.dones[self.pos] * self.timeouts[self.pos]).astype(bool), self.latest_observations)
+        self._keep_successors(
+            self.n_added, (self.dones[self.pos] * self.timeouts[self.pos]).astype(bool), self.latest_observations
+        )
         self._next_starts = np.array(done, dtype=bool)
         self.n_added += 1
         self.pos = (self.pos + 1) % self.buffer_size

@@ -65,12 +65,12 @@ class EpistemicFlow(nn.Module):
         return phi, standard_normal_log_prob(noise).sum(-1) - ladj
 
     def rsample_and_log_prob(self, n: int) -> tuple[Tensor, Tensor]:
-        """Draw hypotheses, differentiable with respect to psi.
+        """Draw hypotheses, differentiable with respect to psi, in antithetic pairs.
 
         :param n: number of samples
         :return: phi (n, d) and log q(phi) (n,)
         """
-        return self(torch.randn(n, self.phi_dim, **_like(self)))
+        return self(_antithetic_noise((), n, self))
 
     def log_prob(self, phi: Tensor) -> Tensor:
         """Log density of given weights, by the slow direction.
@@ -148,7 +148,7 @@ class StackedEpistemicFlow(nn.Module):
 
     def rsample_and_log_prob(self, n: int) -> tuple[Tensor, Tensor]:
         """Draw n hypotheses for every environment: phi (E, n, d) and log q(phi) (E, n)."""
-        return self(torch.randn(self.n_envs, n, self.phi_dim, **_like(self)))
+        return self(_antithetic_noise((self.n_envs,), n, self))
 
     @torch.no_grad()
     def reset(self, mask: Tensor) -> None:
@@ -285,12 +285,16 @@ def _minimise_kl(flow: EpistemicFlow, prior: Distribution, steps: int, n_samples
         schedule.step()
 
 
+def _antithetic_noise(batch: tuple[int, ...], n: int, flow: EpistemicFlow | StackedEpistemicFlow) -> Tensor:
+    """Standard normal noise (*batch, n, d) in pairs z, -z.
+
+    What is linear in phi cancels within a pair: the predictive mean that Q is pulled to is far less noisy for it.
+    """
+    parameter = next(flow.parameters())
+    noise = torch.randn(*batch, (n + 1) // 2, flow.phi_dim, device=parameter.device, dtype=parameter.dtype)
+    return torch.cat((noise, -noise), dim=-2)[..., :n, :]
+
+
 def _mangle(name: str) -> str:
     """A parameter's dotted name as a key of a ParameterDict, which forbids dots."""
     return name.replace(".", "__")
-
-
-def _like(module: nn.Module) -> dict[str, Any]:
-    """Device and dtype of a module, as keyword arguments of a tensor constructor."""
-    parameter = next(module.parameters())
-    return {"device": parameter.device, "dtype": parameter.dtype}
