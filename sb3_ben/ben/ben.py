@@ -19,6 +19,7 @@ from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, RolloutReturn, Schedule, TrainFreq
 from stable_baselines3.common.utils import (
     FloatSchedule,
@@ -147,6 +148,7 @@ class BEN(OffPolicyAlgorithm):
         "MultiInputLstmPolicy": MultiInputLstmPolicy,
     }
     policy: BENPolicy
+    policy_class: type[BENPolicy]
     replay_buffer: HistoryReplayBuffer
 
     def __init__(
@@ -272,6 +274,7 @@ class BEN(OffPolicyAlgorithm):
             value = getattr(self, name)
             if value not in choices:
                 raise ValueError(f"`{name}` must be one of {', '.join(map(repr, choices))}, got {value!r}")
+        self._check_observation_space()
         if self.belief_scope == "episode" and not issubclass(
             self.replay_buffer_class or HistoryReplayBuffer, HistoryReplayBuffer
         ):
@@ -293,6 +296,19 @@ class BEN(OffPolicyAlgorithm):
         for name in ("tau", "gamma", "exploration_fraction", "exploration_initial_eps", "exploration_final_eps"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"`{name}` must lie between 0 and 1, got {getattr(self, name)}")
+
+    def _check_observation_space(self) -> None:
+        """Say at once, and with a remedy, what the networks could only stumble over."""
+        space = self.observation_space
+        if isinstance(space, spaces.Dict) and any(
+            isinstance(part, (spaces.Dict, spaces.Tuple)) for part in space.spaces.values()
+        ):
+            raise ValueError(
+                "Nested observation spaces are not supported: flatten them with gymnasium.wrappers.FlattenObservation"
+            )
+        extractor = self.policy_kwargs.get("features_extractor_class") or self.policy_class.default_features_extractor_class
+        if isinstance(space, spaces.Dict) and extractor is FlattenExtractor:
+            raise ValueError("Observations are dictionaries: use MultiInputLstmPolicy, or a features extractor for them")
 
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
@@ -457,6 +473,9 @@ class BEN(OffPolicyAlgorithm):
         original = np.asarray(reward if normalize is None else normalize.get_original_reward(), dtype=np.float32)
         if not np.isfinite(original).all():
             raise ValueError(f"The environment returned a reward that is not finite: {original}")
+        for part in new_obs.values() if isinstance(new_obs, dict) else (new_obs,):
+            if not np.isfinite(part).all():
+                raise ValueError(f"The environment returned an observation that is not finite: {np.asarray(part)}")
         super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
         self.policy.reward_units.update(th.as_tensor(original, device=self.device))
         self._last_rewards = original

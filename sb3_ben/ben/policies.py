@@ -14,7 +14,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
 from torch.distributions import Distribution
 
-from sb3_ben.common.aleatoric import AleatoricFlow
+from sb3_ben.common.aleatoric import AleatoricFlow, ConditionalDensity, SliceFlow
 from sb3_ben.common.buffers import NO_ACTION, map_observations
 from sb3_ben.common.epistemic import EpistemicFlow, default_prior
 from sb3_ben.common.objectives import RunningStandardizer
@@ -52,6 +52,8 @@ class BENPolicy(BasePolicy):
     :param prior: prior over phi, ``N(0, prior_variance)`` if not given
     :param prior_variance: variance of each coordinate under the default prior
     :param prior_spread: prior standard deviation of the mean of b, in standard deviations of b
+    :param aleatoric_flow: ``"spline"``, or ``"slice"`` for the paper's two-dimensional flow with a slice, whose density is only a
+        bound and whose mean takes samples (an ablation: slow)
     :param aleatoric_layers: number of affine-and-spline layers of the aleatoric flow, 1 to 4
     :param aleatoric_bins: bins of each spline
     :param aleatoric_hidden_size: width of the aleatoric flow's feature network
@@ -83,6 +85,7 @@ class BENPolicy(BasePolicy):
         prior: Distribution | None = None,
         prior_variance: float = 0.1,
         prior_spread: float = 0.5,
+        aleatoric_flow: str = "spline",
         aleatoric_layers: int = 1,
         aleatoric_bins: int = 16,
         aleatoric_hidden_size: int = 64,
@@ -105,11 +108,13 @@ class BENPolicy(BasePolicy):
         )
         _check(rnn_type in RNN_TYPES, f"`rnn_type` must be one of {list(RNN_TYPES)}, got {rnn_type!r}")
         _check(1 <= aleatoric_layers <= 4, f"`aleatoric_layers` must lie between 1 and 4, got {aleatoric_layers}")
+        _check(aleatoric_flow in ("spline", "slice"), f"`aleatoric_flow` must be 'spline' or 'slice', got {aleatoric_flow!r}")
+        _check(phi_dim >= 1, f"`phi_dim` must be at least 1, got {phi_dim}")
         self.net_arch = [64] if net_arch is None else net_arch
         self.activation_fn = activation_fn
         self.rnn_type, self.rnn_hidden_size, self.n_rnn_layers = rnn_type, rnn_hidden_size, n_rnn_layers
         self.phi_dim, self.prior_variance, self.prior_spread = phi_dim, prior_variance, prior_spread
-        self.aleatoric_layers, self.aleatoric_bins = aleatoric_layers, aleatoric_bins
+        self.aleatoric_flow, self.aleatoric_layers, self.aleatoric_bins = aleatoric_flow, aleatoric_layers, aleatoric_bins
         self.aleatoric_hidden_size, self.epistemic_hidden_size = aleatoric_hidden_size, epistemic_hidden_size
         self.prior = prior
         self._warned = False
@@ -119,15 +124,7 @@ class BENPolicy(BasePolicy):
         self.q_net, self.q_net_target = self.make_q_net(), self.make_q_net()
         self.q_net_target.load_state_dict(self.q_net.state_dict())
         self.q_net_target.set_training_mode(False)
-        self.aleatoric = AleatoricFlow(
-            self.context_dim,
-            self.phi_dim,
-            self.aleatoric_hidden_size,
-            self.aleatoric_layers,
-            self.aleatoric_bins,
-            prior_spread=self.prior_spread,
-            prior_variance=self.prior_variance,
-        )
+        self.aleatoric = self.make_aleatoric_flow()
         self.epistemic = EpistemicFlow(self.phi_dim, self.prior_distribution(), self.epistemic_hidden_size)
         self.bellman_units, self.reward_units = RunningStandardizer(), RunningStandardizer()
         learning_rate = lr_schedule(1)
@@ -149,6 +146,13 @@ class BENPolicy(BasePolicy):
             }
         )
         return HistoryQNetwork(**net_args).to(self.device)
+
+    def make_aleatoric_flow(self) -> ConditionalDensity:
+        spread = {"prior_spread": self.prior_spread, "prior_variance": self.prior_variance}
+        sizes = (self.context_dim, self.phi_dim, self.aleatoric_hidden_size, self.aleatoric_layers)
+        if self.aleatoric_flow == "slice":
+            return SliceFlow(*sizes, **spread)
+        return AleatoricFlow(*sizes, self.aleatoric_bins, **spread)
 
     def prior_distribution(self) -> Distribution:
         """The prior over phi."""
@@ -279,7 +283,14 @@ class BENPolicy(BasePolicy):
     def _get_constructor_parameters(self) -> dict[str, Any]:
         names = (
             *("net_arch", "activation_fn", "rnn_type", "rnn_hidden_size", "n_rnn_layers", "phi_dim", "prior", "prior_variance"),
-            *("prior_spread", "aleatoric_layers", "aleatoric_bins", "aleatoric_hidden_size", "epistemic_hidden_size"),
+            *(
+                "prior_spread",
+                "aleatoric_flow",
+                "aleatoric_layers",
+                "aleatoric_bins",
+                "aleatoric_hidden_size",
+                "epistemic_hidden_size",
+            ),
             *("features_extractor_class", "features_extractor_kwargs", "optimizer_class", "optimizer_kwargs"),
         )
         data = super()._get_constructor_parameters() | {name: getattr(self, name) for name in names}

@@ -1,0 +1,476 @@
+"""BEN as a citizen of Stable-Baselines3."""
+
+import io
+import pickle
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3 import DQN
+from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback, EvalCallback, EveryNTimesteps
+from stable_baselines3.common.envs import FakeImageEnv, SimpleMultiObsEnv
+from stable_baselines3.common.evaluation import evaluate_policy as sb3_evaluate_policy
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecMonitor, VecNormalize
+
+from sb3_ben import BEN, evaluate_policy, make_vec
+from sb3_ben.ben.policies import BENPolicy
+from sb3_ben.common.vec_previous_reward import VecPreviousReward, attach_reward, previous_reward
+
+TINY: dict[str, Any] = {
+    "learning_starts": 16,
+    "batch_size": 4,
+    "sequence_length": 5,
+    "buffer_size": 500,
+    "target_update_interval": 100,
+    "n_phi_samples": 2,
+    "policy_kwargs": {"net_arch": [8], "rnn_hidden_size": 8, "phi_dim": 6, "aleatoric_hidden_size": 8, "aleatoric_bins": 4},
+    "seed": 0,
+}
+POLICIES = ["MlpLstmPolicy", "MlpGruPolicy", "MlpPolicy"]
+
+
+def tiny(policy: str = "MlpLstmPolicy", env: Any = "Tiger-v0", **kwargs: Any) -> BEN:
+    policy_kwargs = {**TINY["policy_kwargs"], **kwargs.pop("policy_kwargs", {})}
+    return BEN(policy, env, **{**TINY, **kwargs, "policy_kwargs": policy_kwargs})
+
+
+def parameters_of(model: BEN) -> list[np.ndarray]:
+    return [value.detach().numpy().copy() for value in model.policy.state_dict().values()]
+
+
+def same(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("n_envs", [1, 3])
+def test_learn_predict_save_load(policy: str, n_envs: int, tmp_path: Path) -> None:
+    model = tiny(policy, make_vec("Tiger-v0", n_envs)).learn(64)
+    model.save(tmp_path / "model")
+    loaded = BEN.load(tmp_path / "model")
+    assert same(parameters_of(model), parameters_of(loaded))
+    obs: Any = VecPreviousReward(make_vec("Tiger-v0", 2, seed=0)).reset()
+    for one in (model, loaded):
+        actions, _ = one.predict(obs, deterministic=True)
+        assert actions.shape == (2,)
+        single, _ = one.predict(0, deterministic=True)
+        assert isinstance(single, np.ndarray)
+        assert single.shape == ()
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"bellman": "point"},
+        {"msbbe": "double"},
+        {"elbo": "paper"},
+        {"belief_scope": "episode"},
+        {"belief_scope": "episode", "msbbe": "double", "n_posterior_steps": 2},
+        {"exploration": "greedy"},
+        {"exploration": "spread"},
+        {"exploration": "posterior"},
+        {"n_posterior_steps": 3},
+        {"n_pretrain_steps": 3},
+        {"gradient_steps": -1, "train_freq": 2},
+        {"posterior_learning_rate": lambda progress: 1e-2 * progress},
+        {"policy_kwargs": {"aleatoric_layers": 2}},
+        {"policy_kwargs": {"aleatoric_flow": "slice"}},
+        {"policy_kwargs": {"n_rnn_layers": 2, "net_arch": []}},
+    ],
+)
+def test_options(kwargs: dict[str, Any]) -> None:
+    model = tiny("MlpGruPolicy", make_vec("Tiger-v0", 4), **kwargs)
+    before = parameters_of(model)
+    model.learn(160)
+    assert model._n_updates > 0
+    assert not same(before, parameters_of(model))
+    assert all(np.isfinite(values).all() for values in parameters_of(model))
+
+
+def test_train_freq_in_episodes() -> None:
+    model = tiny(train_freq=(2, "episode")).learn(64)
+    assert model._n_updates > 0
+
+
+def test_images_and_dicts() -> None:
+    image = FakeImageEnv(screen_height=40, screen_width=40, n_channels=1, discrete=True)
+    tiny("CnnLstmPolicy", image, policy_kwargs={"features_extractor_kwargs": {"features_dim": 8}}).learn(40)
+    tiny("MultiInputLstmPolicy", SimpleMultiObsEnv(random_start=True, channel_last=True)).learn(40)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+@pytest.mark.parametrize("kind", ["constant", "spikes", "noise"])
+@pytest.mark.parametrize("bellman", ["flow", "point"])
+def test_rewards_of_any_size_give_finite_numbers(scale: float, kind: str, bellman: str) -> None:
+    class Rewards(gym.Env):
+        observation_space, action_space = spaces.Discrete(2), spaces.Discrete(2)
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[int, dict]:
+            super().reset(seed=seed)
+            self.t = 0
+            return 0, {}
+
+        def step(self, action: int) -> tuple[int, float, bool, bool, dict]:
+            self.t += 1
+            spike = -500.0 if self.np_random.random() < 0.1 else 10.0
+            reward = {"constant": 1.0, "spikes": spike, "noise": self.np_random.normal()}[kind]
+            return self.t % 2, scale * reward, self.t == 7, False, {}
+
+    model = tiny(env=Rewards(), bellman=bellman, max_grad_norm=10.0).learn(150)
+    assert all(np.isfinite(values).all() for values in parameters_of(model))
+    if bellman == "flow":
+        assert all(np.isfinite(part).all() for part in model.bellman_distribution(0))
+
+
+# ---------------------------------------------------------------------- memory
+
+
+def test_stepwise_predict_equals_one_pass_over_the_stored_sequence() -> None:
+    for policy in POLICIES:
+        model = tiny(policy, make_vec("Tiger-v0", 3, seed=0), buffer_size=3000, sequence_length=11).learn(99)
+        histories = model.replay_buffer.sample(16)
+        rewards = model.policy.reward_units.standardize(histories.previous_rewards)
+        with th.no_grad():
+            _, expected, _ = model.policy.q_net(histories.observations, histories.previous_actions, rewards)
+            memory = model.policy.initial_memory(16)
+            for t in range(len(expected)):
+                starts = histories.previous_actions[t] < 0
+                memory = memory._replace(actions=histories.previous_actions[t])
+                assert isinstance(histories.observations, th.Tensor)
+                _, q_values, hidden = model.policy.step(histories.observations[t], memory, histories.previous_rewards[t], starts)
+                memory = memory._replace(hidden=hidden)
+                th.testing.assert_close(q_values, expected[t])
+
+
+def test_a_reset_in_the_middle_of_a_batch_equals_a_fresh_state() -> None:
+    model = tiny().learn(40)
+    observe = lambda *values: attach_reward(np.array(values), np.full(len(values), -1.0, dtype=np.float32))  # noqa: E731
+    _, state = model.predict(observe(1, 2), deterministic=True)
+    _, mixed = model.predict(observe(1, 1), state, np.array([False, True]), deterministic=True)
+    _, fresh = model.predict(observe(1, 1), deterministic=True)
+    _, kept = model.predict(observe(1, 1), state, deterministic=True)
+    assert mixed is not None
+    assert fresh is not None
+    assert kept is not None
+    for a, b, c in zip(mixed[:-1], fresh[:-1], kept[:-1], strict=True):
+        assert np.allclose(a[:, 1], b[:, 1], atol=1e-6)
+        assert np.allclose(a[:, 0], c[:, 0], atol=1e-6)
+        assert not np.allclose(a[:, 0], b[:, 0], atol=1e-6)
+
+
+def test_memory_in_training_is_that_of_predict() -> None:
+    """What the agent remembers while it collects is what predict would give on the same history, warm-up included."""
+    model = tiny(env=make_vec("Tiger-v0", 2, seed=1), learning_starts=1000, buffer_size=1000).learn(30)
+    buffer = model.replay_buffer
+    state = None
+    for t in range(15):
+        observations = (
+            np.asarray(buffer.observations)[t, :, 0]
+            if np.asarray(buffer.observations).ndim == 3
+            else np.asarray(buffer.observations)[t]
+        )
+        rewards = buffer.rewards[t - 1] if t else np.zeros(2, dtype=np.float32)
+        _, state = model.predict(attach_reward(observations, rewards), state, buffer.episode_starts[t], deterministic=True)  # type: ignore[arg-type]
+        assert state is not None
+        state = model.policy.with_actions(state, buffer.actions[t, :, 0])
+        assert state is not None
+    assert model._memory is not None
+    for ours, theirs in zip(model._memory[:-1], state[:-1], strict=True):
+        # the rewards' units have moved on since, so the two agree only roughly
+        assert np.corrcoef(ours.ravel(), theirs.ravel())[0, 1] > 0.95
+
+
+def test_evaluation_leaves_training_unchanged() -> None:
+    class Evaluate(BaseCallback):
+        def _on_step(self) -> bool:
+            state = np.random.get_state()
+            evaluate_policy(self.model, make_vec("Tiger-v0", 2, seed=3), 4, deterministic=True, warn=False)
+            np.random.set_state(state)
+            return True
+
+    plain = tiny(env=make_vec("Tiger-v0", 2)).learn(80)
+    evaluated = tiny(env=make_vec("Tiger-v0", 2)).learn(80, callback=Evaluate())
+    assert same(parameters_of(plain), parameters_of(evaluated))
+
+
+def test_same_seed_same_model() -> None:
+    first, second, other = (parameters_of(tiny(env=make_vec("Tiger-v0", 2), seed=seed).learn(80)) for seed in (1, 1, 2))
+    assert same(first, second)
+    assert not same(first, other)
+
+
+# ---------------------------------------------------------------------- previous rewards
+
+
+def test_previous_reward_wrapper() -> None:
+    venv = VecPreviousReward(make_vec("Tiger-v0", 2, seed=0))
+    obs = venv.reset()
+    assert previous_reward(obs) is not None
+    assert np.array_equal(previous_reward(obs), [0, 0])  # type: ignore[arg-type]
+    obs, rewards, _, _ = venv.step(np.array([2, 2]))
+    assert np.array_equal(previous_reward(obs), rewards)  # type: ignore[arg-type]
+    assert isinstance(obs, np.ndarray)
+    for derived in (obs[:1], obs.copy(), obs + 0, np.array(obs), pickle.loads(pickle.dumps(obs))):
+        assert previous_reward(derived) is None  # rewards attached to other rows would be worse than none
+
+
+def test_original_reward_under_vec_normalize() -> None:
+    venv = VecPreviousReward(VecNormalize(make_vec("Tiger-v0", 2, seed=0), norm_obs=False, norm_reward=True))
+    venv.reset()
+    for _ in range(3):
+        obs, _, _, _ = venv.step(np.array([2, 2]))
+    assert np.array_equal(previous_reward(obs), [-1, -1])  # type: ignore[arg-type]
+
+
+def test_raw_evaluation_warns_once_and_own_evaluation_is_exact() -> None:
+    model = tiny().learn(60)
+    with pytest.warns(UserWarning, match=r"sb3_ben\.evaluate_policy"):
+        sb3_evaluate_policy(model, gym.make("Tiger-v0"), 2, warn=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sb3_evaluate_policy(model, gym.make("Tiger-v0"), 2, warn=False)
+        evaluate_policy(model, gym.make("Tiger-v0"), 2, warn=False)
+
+
+def test_lost_tags_are_noticed() -> None:
+    """A wrapper outside that copies observations loses the reward: the mean is used, with a warning."""
+    venv = VecFrameStack(VecPreviousReward(make_vec("SearchAndRescue5x5-v0", 1)), 1)
+    model = tiny(env=make_vec("SearchAndRescue5x5-v0", 1, seed=0)).learn(60)
+    obs = venv.reset()
+    _, state = model.predict(obs)
+    obs, *_ = venv.step(np.array([4]))
+    with pytest.warns(UserWarning, match="no previous reward"):
+        model.predict(obs, state)
+
+
+def test_eval_callbacks_get_the_wrapper_wherever_they_hide(tmp_path: Path) -> None:
+    def evaluation() -> EvalCallback:
+        return EvalCallback(VecMonitor(make_vec("Tiger-v0", 2)), eval_freq=16, n_eval_episodes=2, verbose=0)
+
+    nested, plain = evaluation(), evaluation()
+    checkpoint = CheckpointCallback(30, str(tmp_path), save_replay_buffer=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tiny(env=VecMonitor(make_vec("Tiger-v0", 2))).learn(80, callback=[EveryNTimesteps(20, nested), plain, checkpoint])
+    assert isinstance(nested.eval_env, VecPreviousReward)
+    assert isinstance(plain.eval_env, VecPreviousReward)
+    assert np.isfinite([plain.last_mean_reward, nested.last_mean_reward]).all()
+    assert list(tmp_path.glob("*replay_buffer*"))
+
+
+# ---------------------------------------------------------------------- what the user sees
+
+
+def test_bellman_distribution() -> None:
+    model = tiny(env=make_vec("Tiger-v0", 2)).learn(80)
+    obs = model.get_env().reset()  # type: ignore[union-attr]
+    beliefs = model.bellman_distribution(obs, n_samples=2000)  # type: ignore[arg-type]
+    assert beliefs.mean.shape == beliefs.epistemic_std.shape == beliefs.aleatoric_std.shape == (2, 3)
+    assert beliefs.samples.shape == (2, 3, 2000)
+    total = np.sqrt(beliefs.epistemic_std**2 + beliefs.aleatoric_std**2)
+    assert np.allclose(beliefs.samples.mean(-1), beliefs.mean, atol=6 * total.max() / np.sqrt(2000))
+    assert np.allclose(beliefs.samples.std(-1), total, rtol=0.25)
+    assert model.bellman_distribution(0).mean.shape == (3,)
+    with pytest.raises(ValueError, match="point"):
+        tiny(bellman="point").bellman_distribution(0)
+
+
+def test_logs() -> None:
+    logged: dict[str, Any] = {}
+
+    class Peek(BaseCallback):
+        def _on_step(self) -> bool:
+            logged.update(self.logger.name_to_value)
+            return True
+
+    tiny(env=VecMonitor(make_vec("Tiger-v0", 2))).learn(120, callback=Peek(), log_interval=10_000)
+    expected = {"train/elbo", "train/msbbe", "train/kl", "train/loss", "train/n_updates", "train/learning_rate"}
+    expected |= {"train/posterior_learning_rate", "uncertainty/epistemic", "uncertainty/aleatoric", "rollout/exploration_rate"}
+    assert expected <= set(logged)
+    assert all(np.isfinite(logged[name]) for name in expected)
+
+
+def test_learn_has_a_default_and_actions_may_start_elsewhere() -> None:
+    import inspect
+
+    assert inspect.signature(BEN.learn).parameters["total_timesteps"].default == 100_000
+
+    class Shifted(gym.ActionWrapper):
+        def __init__(self, env: gym.Env) -> None:
+            super().__init__(env)
+            self.action_space = spaces.Discrete(3, start=4)
+
+        def action(self, action: Any) -> Any:
+            assert 4 <= action < 7
+            return action - 4
+
+    model = tiny(env=Shifted(gym.make("Tiger-v0"))).learn(60)
+    assert model.predict(0)[0] in (4, 5, 6)
+
+
+def test_set_env_starts_new_episodes() -> None:
+    model = tiny(env=make_vec("Tiger-v0", 1, seed=0)).learn(24)
+    model.set_env(make_vec("Tiger-v0", 1, seed=5))
+    model.learn(24, reset_num_timesteps=False)
+    assert model.replay_buffer.episode_starts[:48, 0].nonzero()[0].tolist() == [0, 11, 22, 24, 35, 46]
+
+
+def test_other_number_of_envs_after_loading(tmp_path: Path) -> None:
+    for scope in ("run", "episode"):
+        tiny(env=make_vec("Tiger-v0", 4), belief_scope=scope).learn(80).save(tmp_path / scope)
+        model = BEN.load(tmp_path / scope, env=make_vec("Tiger-v0", 2))
+        model.learn(60)
+
+
+def test_buffer_of_another_number_of_envs_is_refused(tmp_path: Path) -> None:
+    model = tiny(env=make_vec("Tiger-v0", 4)).learn(40)
+    model.save_replay_buffer(tmp_path / "buffer")
+    other = tiny(env=make_vec("Tiger-v0", 2))
+    other.load_replay_buffer(tmp_path / "buffer")
+    with pytest.raises(ValueError, match="replay buffer holds 4"):
+        other.learn(20)
+
+
+def test_policy_save_load(tmp_path: Path) -> None:
+    for policy in POLICIES:
+        model = tiny(policy).learn(40)
+        model.policy.save(str(tmp_path / "policy"))
+        loaded = type(model.policy).load(str(tmp_path / "policy"))
+        assert isinstance(loaded, BENPolicy)
+        assert np.array_equal(loaded.predict(np.array([0, 1]))[0], model.policy.predict(np.array([0, 1]))[0])
+
+
+# ---------------------------------------------------------------------- exact resume
+
+
+class SaveInTheMiddle(BaseCallback):
+    """Save model, buffer and environment after a given number of steps."""
+
+    def __init__(self, at: int, folder: Path) -> None:
+        super().__init__()
+        self.at, self.folder = at, folder
+
+    def _on_step(self) -> bool:
+        if self.num_timesteps == self.at:
+            assert isinstance(self.model, BEN)
+            self.model.save(self.folder / "model")
+            self.model.save_replay_buffer(self.folder / "buffer")
+            (self.folder / "env").write_bytes(pickle.dumps(self.model.get_env().unwrapped))
+        return True
+
+
+RESUME = """
+import pickle, sys, pathlib, numpy as np
+from sb3_ben import BEN
+folder = pathlib.Path(sys.argv[1])
+model = BEN.load(folder / "model", env=pickle.loads((folder / "env").read_bytes()), force_reset=False)
+model.load_replay_buffer(folder / "buffer")
+model.learn(int(sys.argv[2]), reset_num_timesteps=False)
+np.savez(folder / "after.npz", *[v.numpy() for v in model.policy.state_dict().values()], actions=model.replay_buffer.actions)
+"""
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"belief_scope": "episode"}, {"exploration": "posterior", "gradient_steps": 2}])
+def test_resume_in_a_new_process_is_exact(kwargs: dict[str, Any], tmp_path: Path) -> None:
+    """Saved in the middle of an episode and of a rollout, loaded elsewhere: bit for bit the uninterrupted run."""
+    model = tiny("MlpLstmPolicy", make_vec("Tiger-v0", 2), train_freq=3, **kwargs)
+    model.learn(140, callback=SaveInTheMiddle(74, tmp_path))
+    subprocess.run([sys.executable, "-c", RESUME, str(tmp_path), "66"], check=True)
+    resumed = np.load(tmp_path / "after.npz")
+    assert np.array_equal(resumed["actions"], model.replay_buffer.actions)
+    for i, value in enumerate(parameters_of(model)):
+        assert np.array_equal(resumed[f"arr_{i}"], value), list(model.policy.state_dict())[i]
+
+
+def test_damaged_and_foreign_files(tmp_path: Path) -> None:
+    tiny().learn(30).save(tmp_path / "model.zip")
+    content = (tmp_path / "model.zip").read_bytes()
+    (tmp_path / "cut.zip").write_bytes(content[: len(content) // 2])
+    (tmp_path / "text.zip").write_text("not a model")
+    flipped = bytearray(content)
+    flipped[len(content) // 2] ^= 0xFF
+    (tmp_path / "flipped.zip").write_bytes(bytes(flipped))
+    DQN("MlpPolicy", "CartPole-v1", learning_starts=0, buffer_size=10).save(tmp_path / "dqn.zip")
+    for name, message in (
+        ("cut", "not a complete"),
+        ("text", "not a complete"),
+        ("flipped", "damaged"),
+        ("dqn", "not saved by BEN"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            BEN.load(tmp_path / f"{name}.zip")
+    with pytest.raises(FileNotFoundError):
+        BEN.load(tmp_path / "nothing")
+    BEN.load(io.BytesIO(content))
+
+
+# ---------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "name"),
+    [
+        ({"belief_scope": "day"}, "belief_scope"),
+        ({"msbbe": "triple"}, "msbbe"),
+        ({"elbo": "best"}, "elbo"),
+        ({"bellman": "line"}, "bellman"),
+        ({"exploration": "boltzmann"}, "exploration"),
+        ({"sequence_length": 0}, "sequence_length"),
+        ({"n_posterior_steps": 0}, "n_posterior_steps"),
+        ({"n_pretrain_steps": -1}, "n_pretrain_steps"),
+        ({"n_phi_samples": 0}, "n_phi_samples"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"gamma": 1.5}, "gamma"),
+        ({"tau": -0.1}, "tau"),
+        ({"bellman_noise": -1.0}, "bellman_noise"),
+        ({"exploration_final_eps": 2.0}, "exploration_final_eps"),
+        ({"policy_kwargs": {"rnn_type": "transformer"}}, "rnn_type"),
+        ({"policy_kwargs": {"aleatoric_layers": 5}}, "aleatoric_layers"),
+        ({"policy_kwargs": {"phi_dim": 0}}, "phi_dim"),
+    ],
+)
+def test_impossible_arguments(kwargs: dict[str, Any], name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        tiny(**kwargs)
+
+
+def test_wrong_spaces() -> None:
+    with pytest.raises(AssertionError, match="action space"):
+        BEN("MlpLstmPolicy", "Pendulum-v1")
+    with pytest.raises(ValueError, match="MultiInputLstmPolicy"):
+        tiny("MlpLstmPolicy", SimpleMultiObsEnv())
+
+
+class Broken(gym.Env):
+    """Returns something that is not finite after a few steps."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (2,), dtype=np.float32), spaces.Discrete(2)
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(2, dtype=np.float32), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self.t += 1
+        bad = self.t > 3
+        obs = np.full(2, np.nan if bad and self.what == "observation" else 0.0, dtype=np.float32)
+        return obs, float("inf") if bad and self.what == "reward" else 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("what", ["observation", "reward"])
+def test_numbers_that_are_not_finite_are_refused_at_once(what: str) -> None:
+    model = tiny(env=DummyVecEnv([lambda: Broken(what)]))
+    with pytest.raises(ValueError, match=f"{what}.*not finite"):
+        model.learn(50)
+    assert model.num_timesteps == 4
