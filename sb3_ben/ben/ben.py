@@ -125,6 +125,8 @@ class BEN(OffPolicyAlgorithm):
         own, reset to the prior when an episode begins and fitted to that episode alone
     :param bellman: ``"flow"``: pull Q to the mean of the flows' predictive distribution; ``"point"``: to the Bellman samples
         themselves, which switches both flows off (a recurrent DQN, the control of our experiments)
+    :param flow_weight: Q is pulled to the predictive mean with this weight and to the Bellman sample itself with the rest; 1 is the
+        paper, and slow until the flows have learned to tell histories apart
     :param msbbe: ``"semi"``: semi-gradient to the predictive mean; ``"double"``: the paper's double sampling
     :param elbo: ``"exact"``, or ``"paper"`` for the ELBO as printed (an ablation: its posterior collapses)
     :param bellman_noise: standard deviation of the noise on Bellman samples before their density is taken, in standard
@@ -178,6 +180,7 @@ class BEN(OffPolicyAlgorithm):
         posterior_learning_rate: float | Schedule | None = None,
         belief_scope: str = "run",
         bellman: str = "flow",
+        flow_weight: float = 0.5,
         msbbe: str = "semi",
         elbo: str = "exact",
         bellman_noise: float = 0.3,
@@ -227,6 +230,7 @@ class BEN(OffPolicyAlgorithm):
         self.posterior_learning_rate = posterior_learning_rate
         self.belief_scope = belief_scope
         self.bellman = bellman
+        self.flow_weight = flow_weight
         self.msbbe = msbbe
         self.elbo = elbo
         self.bellman_noise = bellman_noise
@@ -293,7 +297,7 @@ class BEN(OffPolicyAlgorithm):
         for name in ("learning_starts", "n_pretrain_steps", "bellman_noise", "max_grad_norm"):
             if getattr(self, name) < 0:
                 raise ValueError(f"`{name}` must not be negative, got {getattr(self, name)}")
-        for name in ("tau", "gamma", "exploration_fraction", "exploration_initial_eps", "exploration_final_eps"):
+        for name in ("tau", "gamma", "flow_weight", "exploration_fraction", "exploration_initial_eps", "exploration_final_eps"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"`{name}` must lie between 0 and 1, got {getattr(self, name)}")
 
@@ -586,7 +590,7 @@ class BEN(OffPolicyAlgorithm):
         logs = {"uncertainty/epistemic": epistemic, "uncertainty/aleatoric": chance}
         logs = {name: unit * (value * encoded.mask).sum() / encoded.mask.sum() for name, value in logs.items()}
         if self.msbbe == "semi":
-            return msbbe_semi(encoded.q, mean, encoded.mask), logs
+            return msbbe_semi(encoded.q, th.lerp(encoded.b, mean, self.flow_weight), encoded.mask), logs
         with th.no_grad():
             other, _ = self.posterior.rsample_and_log_prob(1)
         b1, b2 = (aleatoric.rsample(encoded.context, one, 1)[..., 0, :, 0] for one in (phi[..., :1, :], other))

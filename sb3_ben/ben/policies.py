@@ -148,7 +148,7 @@ class BENPolicy(BasePolicy):
         return HistoryQNetwork(**net_args).to(self.device)
 
     def make_aleatoric_flow(self) -> ConditionalDensity:
-        spread = {"prior_spread": self.prior_spread, "prior_variance": self.prior_variance}
+        spread: dict[str, Any] = {"prior_spread": self.prior_spread, "prior_variance": self.prior_variance}
         sizes = (self.context_dim, self.phi_dim, self.aleatoric_hidden_size, self.aleatoric_layers)
         if self.aleatoric_flow == "slice":
             return SliceFlow(*sizes, **spread)

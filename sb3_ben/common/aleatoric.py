@@ -71,7 +71,8 @@ class UncertainWeights(nn.Module):
 
     def forward(self, context: Tensor, phi: Tensor) -> tuple[Tensor, Tensor]:
         """Shift and tilt, each (*B, N, S), for contexts (*B, N, C) and hypotheses (*B, S, d)."""
-        angles = F.rms_norm(context, context.shape[-1:], eps=1e-6) @ self.frequencies
+        # detached: the likelihood would bend the encoding to the random features, and the values would follow them
+        angles = F.rms_norm(context.detach(), context.shape[-1:], eps=1e-6) @ self.frequencies
         weighted = phi * self.amplitudes
         shift, tilt = (
             features @ weights.mT
@@ -133,7 +134,7 @@ class AleatoricFlow(ConditionalDensity):
 
     with a monotonic rational-quadratic spline g, and the shift :math:`\delta_\phi` and tilt :math:`\tau_\phi` of
     :class:`UncertainWeights`. The density needs no inverse of g, the affine part reaches values outside of the spline's interval
-    [-5, 5], and a fresh flow is a standard normal density around the prior's shift. Knots are computed once per context, not once
+    [-5, 5], and a fresh flow is close to a standard normal density around the prior's shift. Knots are computed once per context, not once
     per hypothesis.
 
     :param context_dim: size C of the context
@@ -163,7 +164,8 @@ class AleatoricFlow(ConditionalDensity):
     ) -> None:
         super().__init__()
         self.sizes = [1, 1, n_bins, n_bins, n_bins - 1]
-        self.shape = _mlp(context_dim, hidden_size, n_layers * sum(self.sizes), activation)
+        # not zero at first: through an output layer of zeros the encoder behind the context would learn nothing
+        self.shape = _mlp(context_dim, hidden_size, n_layers * sum(self.sizes), activation, zero=False)
         self.uncertain = UncertainWeights(context_dim, phi_dim, prior_spread, prior_variance, feature_scale, seed)
 
     def layers(self, context: Tensor) -> list[Layer]:
