@@ -102,10 +102,21 @@ def test_gradient_of_the_mean(n_layers: int) -> None:
     context, phi = random_inputs(2, 2)
     context.requires_grad_()
     phi.requires_grad_()
+    nothing = torch.zeros_like(phi)  # no gradient reaches the context through the random features that phi weighs
     # stacked layers integrate on a grid that moves with the parameters without carrying a gradient: equal up to quadrature error
     atol, rtol = (1e-6, 1e-5) if n_layers == 1 else (2e-3, 1e-2)
-    assert torch.autograd.gradcheck(flow.mean, (context, phi), atol=atol, rtol=rtol)
-    assert torch.autograd.gradcheck(lambda c, p: flow.log_prob(torch.ones(2).double(), c, p), (context, phi), atol=1e-5)
+    b = torch.ones(2).double()
+    assert torch.autograd.gradcheck(lambda c: flow.mean(c, nothing), (context,), atol=atol, rtol=rtol)
+    assert torch.autograd.gradcheck(lambda p: flow.mean(context.detach(), p), (phi,), atol=atol, rtol=rtol)
+    assert torch.autograd.gradcheck(lambda c: flow.log_prob(b, c, nothing), (context,), atol=1e-5)
+    assert torch.autograd.gradcheck(lambda p: flow.log_prob(b, context.detach(), p), (phi,), atol=1e-5)
+
+
+def test_random_features_do_not_bend_the_encoding() -> None:
+    context, phi = random_inputs(2, 2)
+    shift, tilt = random_flow(1).uncertain(context.requires_grad_(), phi)
+    assert not shift.requires_grad
+    assert not tilt.requires_grad
 
 
 @pytest.mark.parametrize("flow_class", [AleatoricFlow, SliceFlow])

@@ -134,7 +134,7 @@ class AleatoricFlow(ConditionalDensity):
 
     with a monotonic rational-quadratic spline g, and the shift :math:`\delta_\phi` and tilt :math:`\tau_\phi` of
     :class:`UncertainWeights`. The density needs no inverse of g, the affine part reaches values outside of the spline's interval
-    [-5, 5], and a fresh flow is close to a standard normal density around the prior's shift. Knots are computed once per context, not once
+    [-5, 5], and a fresh flow is a standard normal density around the prior's shift. Knots are computed once per context, not once
     per hypothesis.
 
     :param context_dim: size C of the context
@@ -164,8 +164,7 @@ class AleatoricFlow(ConditionalDensity):
     ) -> None:
         super().__init__()
         self.sizes = [1, 1, n_bins, n_bins, n_bins - 1]
-        # not zero at first: through an output layer of zeros the encoder behind the context would learn nothing
-        self.shape = _mlp(context_dim, hidden_size, n_layers * sum(self.sizes), activation, zero=False)
+        self.shape = _mlp(context_dim, hidden_size, n_layers * sum(self.sizes), activation)
         self.uncertain = UncertainWeights(context_dim, phi_dim, prior_spread, prior_variance, feature_scale, seed)
 
     def layers(self, context: Tensor) -> list[Layer]:
