@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from stable_baselines3.common.utils import LinearSchedule
 
 HYPERPARAMS = Path(__file__).resolve().parent.parent / "hyperparams"
 
@@ -20,6 +21,9 @@ def tuned(algorithm: str, env_id: str) -> dict[str, Any]:
     settings = dict(entries.get(env_id, entries["default"]))
     settings.pop("n_timesteps", None)
     settings.setdefault("n_envs", 1)
-    if isinstance(settings.get("policy_kwargs"), str):
-        settings["policy_kwargs"] = eval(settings["policy_kwargs"])  # as the zoo does
+    for name, value in settings.items():
+        if isinstance(value, str) and value.startswith("lin_"):
+            settings[name] = LinearSchedule(float(value.removeprefix("lin_")), 0.0, 1.0)
+        elif isinstance(value, str) and value.startswith("dict("):
+            settings[name] = eval(value)  # as the zoo does
     return settings

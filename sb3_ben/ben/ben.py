@@ -125,8 +125,8 @@ class BEN(OffPolicyAlgorithm):
         own, reset to the prior when an episode begins and fitted to that episode alone
     :param bellman: ``"flow"``: pull Q to the mean of the flows' predictive distribution; ``"point"``: to the Bellman samples
         themselves, which switches both flows off (a recurrent DQN, the control of our experiments)
-    :param flow_weight: Q is pulled to the predictive mean with this weight and to the Bellman sample itself with the rest; 1 is the
-        paper, and slow until the flows have learned to tell histories apart
+    :param flow_weight: Q is pulled to the predictive mean with this weight and to the Bellman sample itself with the rest; 1 is
+        the paper, and slow until the flows have learned to tell histories apart
     :param msbbe: ``"semi"``: semi-gradient to the predictive mean; ``"double"``: the paper's double sampling
     :param elbo: ``"exact"``, or ``"paper"`` for the ELBO as printed (an ablation: its posterior collapses)
     :param bellman_noise: standard deviation of the noise on Bellman samples before their density is taken, in standard
