@@ -146,9 +146,9 @@ def test_stepwise_predict_equals_one_pass_over_the_stored_sequence() -> None:
                 starts = histories.previous_actions[t] < 0
                 memory = memory._replace(actions=histories.previous_actions[t])
                 assert isinstance(histories.observations, th.Tensor)
-                _, q_values, hidden = model.policy.step(histories.observations[t], memory, histories.previous_rewards[t], starts)
+                encoding, hidden = model.policy.step(histories.observations[t], memory, histories.previous_rewards[t], starts)
                 memory = memory._replace(hidden=hidden)
-                th.testing.assert_close(q_values, expected[t])
+                th.testing.assert_close(encoding.q_values, expected[t])
 
 
 def test_a_reset_in_the_middle_of_a_batch_equals_a_fresh_state() -> None:

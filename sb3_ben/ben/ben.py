@@ -31,7 +31,7 @@ from stable_baselines3.common.utils import (
 )
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_ben.ben.policies import BENPolicy, CnnLstmPolicy, MlpGruPolicy, MlpLstmPolicy, MlpPolicy, MultiInputLstmPolicy
+from sb3_ben.ben.policies import BENPolicy, CnnLstmPolicy, Encoding, MlpGruPolicy, MlpLstmPolicy, MlpPolicy, MultiInputLstmPolicy
 from sb3_ben.common.buffers import HistoryReplayBuffer, HistoryReplaySamples, as_histories, map_observations
 from sb3_ben.common.epistemic import EpistemicFlow, RowAdam, StackedEpistemicFlow
 from sb3_ben.common.objectives import (
@@ -424,8 +424,8 @@ class BEN(OffPolicyAlgorithm):
             starts = th.as_tensor(self._last_episode_starts, device=self.device)
             self.beliefs.reset(starts)
             self.beliefs_optimizer.reset(starts)
-        latent, q_values, hidden = self._recall()
-        values = self._sampled_values(latent, q_values) if self.exploration == "posterior" else q_values
+        encoding, hidden = self._recall()
+        values = self._sampled_values(encoding) if self.exploration == "posterior" else encoding.q_values
         actions = values.argmax(dim=-1).cpu().numpy()
         is_random = np.random.rand(n_envs) < self._epsilons(n_envs, warm_up=self.num_timesteps < learning_starts)
         actions = np.where(is_random, np.random.randint(self.policy.q_net.n_actions, size=n_envs), actions)
@@ -434,8 +434,8 @@ class BEN(OffPolicyAlgorithm):
         return actions, actions
 
     @th.no_grad()
-    def _recall(self) -> tuple[th.Tensor, th.Tensor, tuple[th.Tensor, ...]]:
-        """Encodings, values and memory after the last observation of the training environments."""
+    def _recall(self) -> tuple[Encoding, tuple[th.Tensor, ...]]:
+        """Encoded histories of the training environments and the memory after their last observations."""
         assert self._last_obs is not None, "learn() resets the environments before the first step"
         policy = self.policy
         memory = policy.initial_memory(self.n_envs) if self._memory is None else policy.memory_from(self._memory, self.n_envs)
@@ -453,7 +453,7 @@ class BEN(OffPolicyAlgorithm):
         return self.exploration_rate if self.exploration == "epsilon" else 0.0
 
     @th.no_grad()
-    def _sampled_values(self, latent: th.Tensor, q_values: th.Tensor) -> th.Tensor:
+    def _sampled_values(self, encoding: Encoding) -> th.Tensor:
         """The expected b of every action under the hypothesis of each environment's episode."""
         if self._hypotheses is None or self._hypotheses.shape[0] != self.n_envs:
             self._hypotheses = np.zeros((self.n_envs, self.policy.phi_dim), dtype=np.float32)
@@ -461,7 +461,7 @@ class BEN(OffPolicyAlgorithm):
         if starts.any():
             phi, _ = self.policy.epistemic.rsample_and_log_prob(int(starts.sum()))
             self._hypotheses[starts] = phi.cpu().numpy()
-        context = self._contexts_of_all_actions(latent, q_values)
+        context = self._contexts_of_all_actions(encoding)
         return self.policy.aleatoric.mean(context, th.as_tensor(self._hypotheses, device=self.device)[:, None])[:, 0]
 
     def _store_transition(
@@ -534,11 +534,10 @@ class BEN(OffPolicyAlgorithm):
     def _encode(self, histories: HistoryReplaySamples, b: th.Tensor) -> Encoded:
         """One recurrent pass over the histories: values and contexts of the transitions, arranged for the posterior."""
         policy = self.policy
-        rewards = policy.reward_units.standardize(histories.previous_rewards[:-1])
         observations = map_observations(lambda part: part[:-1], histories.observations)
-        latent, q_values, _ = policy.q_net(observations, histories.previous_actions[:-1], rewards)
-        context = policy.context(latent, q_values, histories.actions, detach_q=self.msbbe == "semi")
-        q = q_values.gather(-1, histories.actions[..., None])[..., 0]
+        encoding, _ = policy.encode(observations, histories.previous_actions[:-1], histories.previous_rewards[:-1])
+        context = policy.context(encoding, histories.actions, detach_q=self.msbbe == "semi")
+        q = encoding.q_values.gather(-1, histories.actions[..., None])[..., 0]
         parts = (context, q, policy.bellman_units.standardize(b), histories.mask)
         if self.belief_scope == "episode":  # (E, T, ...): one row for each environment's own posterior
             context, q, b, mask = (part.transpose(0, 1) for part in parts)
@@ -620,12 +619,12 @@ class BEN(OffPolicyAlgorithm):
         starts = th.ones(self.n_envs, dtype=th.bool, device=self.device)
         nothing = th.zeros(self.n_envs, device=self.device)
         for _ in range(n_steps):
-            latent, q_values, _ = policy.step(obs, policy.initial_memory(self.n_envs), nothing, starts)
+            encoding, _ = policy.step(obs, policy.initial_memory(self.n_envs), nothing, starts)
             phi = policy.prior_distribution().sample((self.n_phi_samples,))
             with th.no_grad():
-                context = self._contexts_of_all_actions(latent, q_values)
+                context = self._contexts_of_all_actions(encoding)
                 mean = policy.aleatoric.mean(context.flatten(0, 1), phi).mean(dim=0)
-            self._descend(msbbe_semi(q_values, mean.view_as(q_values)))
+            self._descend(msbbe_semi(encoding.q_values, mean.view_as(encoding.q_values)))
         policy.q_net_target.load_state_dict(policy.q_net.state_dict())
 
     # ------------------------------------------------------------------ what the user sees
@@ -681,8 +680,8 @@ class BEN(OffPolicyAlgorithm):
         if self.bellman == "point":
             raise ValueError("A model with bellman='point' has no distribution of b: its flows are switched off")
         policy = self.policy
-        latent, q_values, _, vectorized = policy.recall(observation, state, episode_start)
-        context = self._contexts_of_all_actions(latent, q_values)
+        encoding, _, vectorized = policy.recall(observation, state, episode_start)
+        context = self._contexts_of_all_actions(encoding)
         phi, _ = policy.epistemic.rsample_and_log_prob(n_samples)
         moments = total_variance(*policy.aleatoric.moments(context.flatten(0, 1), phi))
         samples = policy.aleatoric.sample(context.flatten(0, 1), phi, 1)[..., 0].T
@@ -691,12 +690,12 @@ class BEN(OffPolicyAlgorithm):
         parts = [*(part.view(shape) for part in parts), policy.bellman_units.unstandardize(samples).view(*shape, n_samples)]
         return BellmanDistribution(*(part.cpu().numpy() if vectorized else part[0].cpu().numpy() for part in parts))
 
-    def _contexts_of_all_actions(self, latent: th.Tensor, q_values: th.Tensor) -> th.Tensor:
-        """Contexts ``(n, n_actions, context_dim)`` of every action after each of n histories."""
-        n_envs, n_actions = q_values.shape
+    def _contexts_of_all_actions(self, encoding: Encoding) -> th.Tensor:
+        """Contexts ``(n, n_actions, ...)`` of every action after each of n histories."""
+        n_envs, n_actions = encoding.q_values.shape
         actions = th.arange(n_actions, device=self.device).expand(n_envs, n_actions)
-        latent, q_values = (part[:, None].expand(-1, n_actions, -1) for part in (latent, q_values))
-        return self.policy.context(latent, q_values, actions)
+        repeated = Encoding(*(part[:, None].expand(-1, n_actions, -1) for part in encoding))
+        return self.policy.context(repeated, actions)
 
     def save(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import torch as th
@@ -18,18 +18,41 @@ from sb3_ben.common.aleatoric import AleatoricFlow, ConditionalDensity, SliceFlo
 from sb3_ben.common.buffers import NO_ACTION, map_observations
 from sb3_ben.common.epistemic import EpistemicFlow, default_prior
 from sb3_ben.common.objectives import RunningStandardizer
-from sb3_ben.common.recurrent import RNN_TYPES, Hidden, HistoryQNetwork, select_rows
+from sb3_ben.common.recurrent import RNN_TYPES, Hidden, HistoryEncoder, HistoryQNetwork, RandomEncoder, select_rows
 from sb3_ben.common.vec_previous_reward import previous_reward
 
-__all__ = ["BENPolicy", "CnnLstmPolicy", "Memory", "MlpGruPolicy", "MlpLstmPolicy", "MlpPolicy", "MultiInputLstmPolicy"]
+__all__ = [
+    "BENPolicy",
+    "CnnLstmPolicy",
+    "Encoding",
+    "Memory",
+    "MlpGruPolicy",
+    "MlpLstmPolicy",
+    "MlpPolicy",
+    "MultiInputLstmPolicy",
+]
 
 RecurrentState = tuple[np.ndarray, ...]
+Net = TypeVar("Net", bound=HistoryEncoder)
+
+
+class Encoding(NamedTuple):
+    """Encoded histories.
+
+    :param latent: learned encoding h_t, ``(..., latent_dim)``
+    :param q_values: standardised values of all actions, ``(..., n_actions)``
+    :param features: fixed random features of the history, ``(..., latent_dim)``
+    """
+
+    latent: th.Tensor
+    q_values: th.Tensor
+    features: th.Tensor
 
 
 class Memory(NamedTuple):
     """What the agent remembers between two steps of ``n`` episodes.
 
-    :param hidden: state of the recurrent layer
+    :param hidden: states of the recurrent layers, those of the Q-network first
     :param actions: previous actions, -1 where an episode begins, ``(n,)``
     """
 
@@ -121,9 +144,10 @@ class BENPolicy(BasePolicy):
         self._build(lr_schedule)
 
     def _build(self, lr_schedule: Schedule) -> None:
-        self.q_net, self.q_net_target = self.make_q_net(), self.make_q_net()
+        self.q_net, self.q_net_target = self.make_net(HistoryQNetwork), self.make_net(HistoryQNetwork)
         self.q_net_target.load_state_dict(self.q_net.state_dict())
         self.q_net_target.set_training_mode(False)
+        self.random_encoder = self.make_net(RandomEncoder)
         self.aleatoric = self.make_aleatoric_flow()
         self.epistemic = EpistemicFlow(self.phi_dim, self.prior_distribution(), self.epistemic_hidden_size)
         self.bellman_units, self.reward_units = RunningStandardizer(), RunningStandardizer()
@@ -132,7 +156,7 @@ class BENPolicy(BasePolicy):
         flows = [*self.aleatoric.parameters(), *self.epistemic.parameters()]
         self.posterior_optimizer = self.optimizer_class(flows, lr=learning_rate, **self.optimizer_kwargs)  # type: ignore[call-arg]
 
-    def make_q_net(self) -> HistoryQNetwork:
+    def make_net(self, net_class: type[Net]) -> Net:
         net_args = self._update_features_extractor(
             {
                 "observation_space": self.observation_space,
@@ -145,32 +169,55 @@ class BENPolicy(BasePolicy):
                 "n_rnn_layers": self.n_rnn_layers,
             }
         )
-        return HistoryQNetwork(**net_args).to(self.device)
+        return net_class(**net_args).to(self.device)
 
     def make_aleatoric_flow(self) -> ConditionalDensity:
-        spread: dict[str, Any] = {"prior_spread": self.prior_spread, "prior_variance": self.prior_variance}
-        sizes = (self.context_dim, self.phi_dim, self.aleatoric_hidden_size, self.aleatoric_layers)
-        if self.aleatoric_flow == "slice":
-            return SliceFlow(*sizes, **spread)
-        return AleatoricFlow(*sizes, self.aleatoric_bins, **spread)
+        n_actions, latent_dim = self.q_net.n_actions, self.q_net.latent_dim
+        kwargs: dict[str, Any] = {
+            "context_dim": latent_dim + n_actions + 1,
+            "feature_dim": latent_dim + n_actions,
+            "phi_dim": self.phi_dim,
+            "hidden_size": self.aleatoric_hidden_size,
+            "n_layers": self.aleatoric_layers,
+            "prior_spread": self.prior_spread,
+            "prior_variance": self.prior_variance,
+        }
+        return SliceFlow(**kwargs) if self.aleatoric_flow == "slice" else AleatoricFlow(n_bins=self.aleatoric_bins, **kwargs)
 
     def prior_distribution(self) -> Distribution:
         """The prior over phi."""
         return default_prior(self.phi_dim, self.prior_variance) if self.prior is None else self.prior
 
-    @property
-    def context_dim(self) -> int:
-        """Size of the aleatoric flow's context (h_t, a_t, q_t)."""
-        return self.q_net.latent_dim + self.q_net.n_actions + 1
+    def context(self, encoding: Encoding, actions: th.Tensor, detach_q: bool = True) -> th.Tensor:
+        """The context (h_t, a_t, q_t) of the aleatoric flow, followed by the fixed features of the history and the action.
 
-    def context(self, latent: th.Tensor, q_values: th.Tensor, actions: th.Tensor, detach_q: bool = True) -> th.Tensor:
-        """The context (h_t, a_t, q_t) of the aleatoric flow, for action indices of the same leading shape as the encodings.
-
+        :param encoding: encoded histories
+        :param actions: indices of actions, of the same leading shape
         :param detach_q: whether q_t is a mere input, so that the likelihood cannot move the values
         """
-        one_hot = nn.functional.one_hot(actions, self.q_net.n_actions).to(latent.dtype)
-        q = q_values.gather(-1, actions[..., None])
-        return th.cat((latent, one_hot, q.detach() if detach_q else q), dim=-1)
+        one_hot = nn.functional.one_hot(actions, self.q_net.n_actions).to(encoding.latent.dtype)
+        q = encoding.q_values.gather(-1, actions[..., None])
+        # actions would hardly count beside so many other features of the same size
+        action_features = one_hot * (encoding.features.shape[-1] ** 0.5 / 2)
+        return th.cat((encoding.latent, one_hot, q.detach() if detach_q else q, encoding.features, action_features), dim=-1)
+
+    def encode(
+        self, obs: PyTorchObs, previous_actions: th.Tensor, previous_rewards: th.Tensor, hidden: Hidden | None = None
+    ) -> tuple[Encoding, Hidden]:
+        """One recurrent pass of the Q-network and one of the random encoder over a batch of histories.
+
+        :param obs: observations ``(T, B, ...)``
+        :param previous_actions: ``(T, B)``, -1 where there was none
+        :param previous_rewards: in the environment's units, ``(T, B)``
+        :param hidden: what was remembered before, of both networks
+        """
+        half = 0 if hidden is None else len(hidden) // 2
+        own, fixed = (None, None) if hidden is None else (hidden[:half], hidden[half:])
+        rewards = self.reward_units.standardize(previous_rewards)
+        latent, q_values, own = self.q_net(obs, previous_actions, rewards, own)
+        with th.no_grad():
+            features, fixed = self.random_encoder(obs, previous_actions, rewards, fixed)
+        return Encoding(latent, q_values, features), (*own, *fixed)
 
     @th.no_grad()
     def update_bellman_units(self, b: th.Tensor, mask: th.Tensor) -> None:
@@ -185,24 +232,23 @@ class BENPolicy(BasePolicy):
     def initial_memory(self, n_envs: int) -> Memory:
         """The memory of episodes that have just begun."""
         no_actions = th.full((n_envs,), NO_ACTION, dtype=th.long, device=self.device)
-        return Memory(self.q_net.initial_hidden(n_envs), no_actions)
+        return Memory(2 * self.q_net.initial_hidden(n_envs), no_actions)
 
-    def step(self, obs: PyTorchObs, memory: Memory, rewards: th.Tensor, starts: th.Tensor) -> tuple[th.Tensor, th.Tensor, Hidden]:
+    def step(self, obs: PyTorchObs, memory: Memory, rewards: th.Tensor, starts: th.Tensor) -> tuple[Encoding, Hidden]:
         """Advance the memory by one observation of ``n`` episodes.
 
         :param obs: observations ``(n, ...)``
         :param memory: the memory after the last step
         :param rewards: previous rewards ``(n,)``, in the environment's units
         :param starts: which episodes begin with this observation ``(n,)``
-        :return: encodings ``(n, latent_dim)``, standardised values ``(n, n_actions)`` and the hidden state to remember
+        :return: the encoded histories of n episodes and the hidden state to remember
         """
         fresh = self.initial_memory(len(starts))
         actions = th.where(starts, fresh.actions, memory.actions)
         hidden = select_rows(starts, fresh.hidden, memory.hidden)
-        rewards = self.reward_units.standardize(rewards)
         obs = map_observations(lambda part: part[None], obs)
-        latent, q_values, hidden = self.q_net(obs, actions[None], rewards[None], hidden)
-        return latent[0], q_values[0], hidden
+        encoding, hidden = self.encode(obs, actions[None], rewards[None], hidden)
+        return Encoding(*(part[0] for part in encoding)), hidden
 
     def predict(
         self,
@@ -212,17 +258,17 @@ class BENPolicy(BasePolicy):
         deterministic: bool = False,
     ) -> tuple[np.ndarray, RecurrentState | None]:
         """Greedy actions and the memory to pass to the next call; see :meth:`sb3_ben.BEN.predict`."""
-        _, q_values, hidden, vectorized = self.recall(observation, state, episode_start)
-        actions = q_values.argmax(dim=-1).cpu().numpy() + int(self.action_space.start)
+        encoding, hidden, vectorized = self.recall(observation, state, episode_start)
+        actions = encoding.q_values.argmax(dim=-1).cpu().numpy() + int(self.action_space.start)
         return (actions if vectorized else actions.squeeze(axis=0)), self.remember(hidden, actions)
 
     @th.no_grad()
     def recall(
         self, observation: Any, state: RecurrentState | None, episode_start: np.ndarray | None
-    ) -> tuple[th.Tensor, th.Tensor, Hidden, bool]:
-        """What ``predict`` and its relatives share: from numpy to encodings, values and memory.
+    ) -> tuple[Encoding, Hidden, bool]:
+        """What ``predict`` and its relatives share: from numpy to encoded histories and memory.
 
-        :return: encodings, standardised action values, hidden state, and whether the observation was a batch
+        :return: encoded histories, hidden state, and whether the observation was a batch
         """
         self.set_training_mode(False)
         if isinstance(observation, tuple) and len(observation) == 2 and isinstance(observation[1], dict):
@@ -235,8 +281,8 @@ class BENPolicy(BasePolicy):
         memory = self.initial_memory(n_envs) if state is None else self.memory_from(state, n_envs)
         starts = np.zeros(n_envs, dtype=bool) if episode_start is None else np.asarray(episode_start, dtype=bool).reshape(n_envs)
         rewards = self.rewards_of(observation, n_envs, is_first=state is None or bool(starts.all()))
-        latent, q_values, hidden = self.step(obs, memory, rewards, th.as_tensor(starts, device=self.device))
-        return latent, q_values, hidden, vectorized
+        encoding, hidden = self.step(obs, memory, rewards, th.as_tensor(starts, device=self.device))
+        return encoding, hidden, vectorized
 
     def rewards_of(self, observation: Any, n_envs: int, is_first: bool) -> th.Tensor:
         """The previous rewards carried by the observation; where there are none, the mean reward seen in training."""
@@ -277,8 +323,8 @@ class BENPolicy(BasePolicy):
         """Greedy actions at the beginning of an episode."""
         n_envs = len(next(iter(observation.values()))) if isinstance(observation, dict) else len(observation)
         starts = th.ones(n_envs, dtype=th.bool, device=self.device)
-        _, q_values, _ = self.step(observation, self.initial_memory(n_envs), th.zeros(n_envs, device=self.device), starts)
-        return q_values.argmax(dim=-1)
+        encoding, _ = self.step(observation, self.initial_memory(n_envs), th.zeros(n_envs, device=self.device), starts)
+        return encoding.q_values.argmax(dim=-1)
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         names = (

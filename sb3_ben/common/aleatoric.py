@@ -86,7 +86,24 @@ class UncertainWeights(nn.Module):
 
 
 class ConditionalDensity(nn.Module, abc.ABC):
-    """Interface of the aleatoric flows: a density of standardised Bellman samples given contexts and hypotheses."""
+    """Interface of the aleatoric flows: a density of standardised Bellman samples given contexts and hypotheses.
+
+    :param context_dim: size C of the context
+    :param feature_dim: number of entries that follow in each context and do not change with learning: the uncertain weights look
+        at these alone; with ``None`` they look at the context itself
+    """
+
+    def __init__(self, context_dim: int, feature_dim: int | None = None) -> None:
+        super().__init__()
+        self.context_dim, self.feature_dim = context_dim, feature_dim
+
+    def _learned(self, context: Tensor) -> Tensor:
+        """The part of the context that the learned networks look at."""
+        return context[..., : self.context_dim]
+
+    def _fixed(self, context: Tensor) -> Tensor:
+        """The part of the context that the uncertain weights look at."""
+        return context if self.feature_dim is None else context[..., self.context_dim :]
 
     @abc.abstractmethod
     def log_prob(self, b: Tensor, context: Tensor, phi: Tensor, base_precision: float = 1.0) -> Tensor:
@@ -146,6 +163,7 @@ class AleatoricFlow(ConditionalDensity):
     :param prior_spread: prior standard deviation of shift and tilt, in standard deviations of b
     :param prior_variance: variance of phi under the prior
     :param feature_scale: how fast the random features change with the context
+    :param feature_dim: size of the part of the context that the random features are taken of, see :class:`ConditionalDensity`
     :param seed: seed of the random features
     """
 
@@ -160,27 +178,28 @@ class AleatoricFlow(ConditionalDensity):
         prior_spread: float = 0.5,
         prior_variance: float = 0.1,
         feature_scale: float = 2.0,
+        feature_dim: int | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__()
+        super().__init__(context_dim, feature_dim)
         self.sizes = [1, 1, n_bins, n_bins, n_bins - 1]
         self.shape = _mlp(context_dim, hidden_size, n_layers * sum(self.sizes), activation)
-        self.uncertain = UncertainWeights(context_dim, phi_dim, prior_spread, prior_variance, feature_scale, seed)
+        self.uncertain = UncertainWeights(feature_dim or context_dim, phi_dim, prior_spread, prior_variance, feature_scale, seed)
 
     def layers(self, context: Tensor) -> list[Layer]:
         """The learned transforms from b to noise, with parameters (*B, N, ...)."""
         # split and not slices: the gradient of a slice fills a whole tensor with zeros, which took half of the backward pass
-        parts = self.shape(context).unflatten(-1, (-1, sum(self.sizes))).split(self.sizes, -1)
+        parts = self.shape(self._learned(context)).unflatten(-1, (-1, sum(self.sizes))).split(self.sizes, -1)
         return [Layer(loc, _squash(log_scale), Spline(*knots)) for loc, log_scale, *knots in _stacked(parts)]
 
     def log_prob(self, b: Tensor, context: Tensor, phi: Tensor, base_precision: float = 1.0) -> Tensor:
-        shift, tilt = self.uncertain(context, phi)
+        shift, tilt = self.uncertain(self._fixed(context), phi)
         z, ladj = _push(self.layers(context), b.unsqueeze(-1) - shift)
         return (standard_normal_log_prob(z - tilt, base_precision) + ladj).mT
 
     def moments(self, context: Tensor, phi: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of b, each (*B, S, N), by quadrature of the distribution function (four nodes per bin)."""
-        shift, tilt = self.uncertain(context, phi)
+        shift, tilt = self.uncertain(self._fixed(context), phi)
         first, *rest = self.layers(context)
         grid = _refined_grid(first.spline, rest) if rest else _bin_grid(first.spline)
         mean, variance = _integrate(grid, tilt)
@@ -188,7 +207,7 @@ class AleatoricFlow(ConditionalDensity):
         return (shift + first.loc + scale * mean).mT, (scale.square() * variance).mT
 
     def rsample(self, context: Tensor, phi: Tensor, n: int) -> Tensor:
-        shift, tilt = self.uncertain(context, phi)
+        shift, tilt = self.uncertain(self._fixed(context), phi)
         z = (tilt.unsqueeze(-1) + torch.randn(*tilt.shape, n, dtype=tilt.dtype, device=tilt.device)).flatten(-2)
         for layer in reversed(self.layers(context)):
             z = layer.pull(z)
@@ -216,6 +235,7 @@ class SliceFlow(ConditionalDensity):
     :param prior_spread: prior standard deviation of shift and tilt, in standard deviations of b
     :param prior_variance: variance of phi under the prior
     :param feature_scale: how fast the random features change with the context
+    :param feature_dim: size of the part of the context that the random features are taken of, see :class:`ConditionalDensity`
     :param n_strata: strata per dimension of the noise
     :param seed: seed of the random features
     """
@@ -230,21 +250,22 @@ class SliceFlow(ConditionalDensity):
         prior_spread: float = 0.5,
         prior_variance: float = 0.1,
         feature_scale: float = 2.0,
+        feature_dim: int | None = None,
         n_strata: int = 8,
         seed: int = 0,
     ) -> None:
-        super().__init__()
+        super().__init__(context_dim, feature_dim)
         self.n_layers, self.n_strata = n_layers, n_strata
         self.trunk = nn.Sequential(_mlp(context_dim, hidden_size, hidden_size, activation, zero=False), activation())
         self.affine = _zero(nn.Linear(hidden_size, 2))
         self.lift = _mlp(hidden_size + 1, hidden_size, 2, activation)
         blocks = [layer for _ in range(n_layers) for layer in _slice_layers(hidden_size, activation)]
         self.transform = zuko.lazy.LazyComposedTransform(*blocks)
-        self.uncertain = UncertainWeights(context_dim, phi_dim, prior_spread, prior_variance, feature_scale, seed)
+        self.uncertain = UncertainWeights(feature_dim or context_dim, phi_dim, prior_spread, prior_variance, feature_scale, seed)
         float_state(self)
 
     def log_prob(self, b: Tensor, context: Tensor, phi: Tensor, base_precision: float = 1.0) -> Tensor:
-        shift, tilt = self.uncertain(context, phi)
+        shift, tilt = self.uncertain(self._fixed(context), phi)
         features, loc, log_scale = self._condition(context, shift)
         v1 = (b.unsqueeze(-1) - shift - loc) * torch.exp(-log_scale)
         v2, log_r = self._sample_lift(v1, features)
@@ -266,7 +287,7 @@ class SliceFlow(ConditionalDensity):
 
     def _generate(self, context: Tensor, phi: Tensor, noise: Tensor) -> Tensor:
         """Bellman samples (*B, S, N, n) from noise (n, *B, N, S, 2)."""
-        shift, tilt = self.uncertain(context, phi)
+        shift, tilt = self.uncertain(self._fixed(context), phi)
         features, loc, log_scale = self._condition(context, shift)
         v1 = self.transform(features)(noise + self._tilted(tilt))[..., 0]
         return (shift + loc + torch.exp(log_scale) * v1).mT.movedim(0, -1)
@@ -278,7 +299,7 @@ class SliceFlow(ConditionalDensity):
 
     def _condition(self, context: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Features (*B, N, S, H), the same for all hypotheses, and location and log scale (*B, N, 1)."""
-        features = self.trunk(context)
+        features = self.trunk(self._learned(context))
         loc, log_scale = self.affine(features).split(1, -1)
         return features.unsqueeze(-2).expand(*shift.shape, -1), loc, _squash(log_scale)
 

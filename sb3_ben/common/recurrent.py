@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from sb3_ben.common.buffers import map_observations
 
-__all__ = ["RNN_TYPES", "Hidden", "HistoryQNetwork", "select_rows"]
+__all__ = ["RNN_TYPES", "Hidden", "HistoryEncoder", "HistoryQNetwork", "RandomEncoder", "select_rows"]
 
 #: hidden state of the recurrent layer, one entry for a GRU, two for an LSTM, none without memory; each ``(layers, batch, size)``
 Hidden = tuple[th.Tensor, ...]
@@ -28,11 +28,10 @@ def select_rows(mask: th.Tensor, fresh: Hidden, old: Hidden) -> Hidden:
     return tuple(th.where(mask[None, :, None], new, kept) for new, kept in zip(fresh, old, strict=True))
 
 
-class HistoryQNetwork(BasePolicy):
-    """Encodes histories and values their actions, in standardised units of the Bellman samples.
+class HistoryEncoder(BasePolicy):
+    """Encodes histories: fully connected layers, a recurrent layer, fully connected layers.
 
-    Fully connected layers, a recurrent layer, fully connected layers (``latent``, the h_t of the paper), one linear output per
-    action. Without memory (``rnn_type="none"``) it sees s_t alone: the contextual agent of the paper's ablation.
+    Without memory (``rnn_type="none"``) it sees s_t alone: the contextual agent of the paper's ablation.
 
     :param observation_space: observation space
     :param action_space: action space
@@ -75,7 +74,6 @@ class HistoryQNetwork(BasePolicy):
         size = size if rnn_class is None else rnn_hidden_size
         self.latent_net = nn.Sequential(*create_mlp(size, -1, net_arch, activation_fn))
         self.latent_dim = net_arch[-1] if net_arch else size
-        self.q_head = nn.Linear(self.latent_dim, self.n_actions)
 
     def initial_hidden(self, batch_size: int) -> Hidden:
         """The memory of an episode that has just begun."""
@@ -117,6 +115,24 @@ class HistoryQNetwork(BasePolicy):
         outputs, last = self.rnn(inputs, hidden[0])
         return self.latent_net(outputs), (last,)
 
+    def _predict(self, observation: PyTorchObs, deterministic: bool = True) -> th.Tensor:
+        raise NotImplementedError("a history-dependent network has no action for an observation alone; use the policy's predict")
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        names = ("features_dim", "net_arch", "activation_fn", "features_extractor", "rnn_type", "rnn_hidden_size", "n_rnn_layers")
+        return super()._get_constructor_parameters() | {name: getattr(self, name) for name in names}
+
+
+class HistoryQNetwork(HistoryEncoder):
+    """A history encoder (``latent``, the h_t of the paper) and one linear value per action, in standardised units of b.
+
+    It takes the arguments of :class:`HistoryEncoder`.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.q_head = nn.Linear(self.latent_dim, self.n_actions)
+
     def forward(
         self, obs: PyTorchObs, previous_actions: th.Tensor, previous_rewards: th.Tensor, hidden: Hidden | None = None
     ) -> tuple[th.Tensor, th.Tensor, Hidden]:
@@ -124,9 +140,22 @@ class HistoryQNetwork(BasePolicy):
         latent, hidden = self.encode(obs, previous_actions, previous_rewards, hidden)
         return latent, self.q_head(latent), hidden
 
-    def _predict(self, observation: PyTorchObs, deterministic: bool = True) -> th.Tensor:
-        raise NotImplementedError("a history-dependent network has no action for an observation alone; use the policy's predict")
 
-    def _get_constructor_parameters(self) -> dict[str, Any]:
-        names = ("features_dim", "net_arch", "activation_fn", "features_extractor", "rnn_type", "rnn_hidden_size", "n_rnn_layers")
-        return super()._get_constructor_parameters() | {name: getattr(self, name) for name in names}
+class RandomEncoder(HistoryEncoder):
+    """A history encoder that is never trained: what is known about a history is measured in features that learning cannot bend.
+
+    It takes the arguments of :class:`HistoryEncoder`.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for parameter in self.requires_grad_(False).parameters():
+            if parameter.dim() > 1:  # large enough for the recurrent layer to remember
+                nn.init.normal_(parameter, std=1.5 / parameter[0].numel() ** 0.5)
+
+    def forward(
+        self, obs: PyTorchObs, previous_actions: th.Tensor, previous_rewards: th.Tensor, hidden: Hidden | None = None
+    ) -> tuple[th.Tensor, Hidden]:
+        """Encodings of unit mean square ``(T, B, latent_dim)`` and the memory after the last step."""
+        latent, hidden = self.encode(obs, previous_actions, previous_rewards, hidden)
+        return F.rms_norm(latent, latent.shape[-1:], eps=1e-6), hidden
