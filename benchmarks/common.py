@@ -11,14 +11,23 @@ from stable_baselines3.common.utils import LinearSchedule
 HYPERPARAMS = Path(__file__).resolve().parent.parent / "hyperparams"
 
 
+def _entry(algorithm: str, env_id: str) -> dict[str, Any]:
+    entries = yaml.safe_load((HYPERPARAMS / f"{algorithm}.yml").read_text())
+    return dict(entries.get(env_id, entries["default"]))
+
+
+def tuned_steps(algorithm: str, env_id: str) -> int:
+    """The number of environment steps that the hyperparameters are meant for."""
+    return int(_entry(algorithm, env_id)["n_timesteps"])
+
+
 def tuned(algorithm: str, env_id: str) -> dict[str, Any]:
     """The hyperparameters of an algorithm for an environment, as rl-zoo3 reads them, ready for the constructor and ``n_envs``.
 
     :param algorithm: name of a file in ``hyperparams/``
     :param env_id: an entry of it; ``default`` where it has none
     """
-    entries = yaml.safe_load((HYPERPARAMS / f"{algorithm}.yml").read_text())
-    settings = dict(entries.get(env_id, entries["default"]))
+    settings = _entry(algorithm, env_id)
     settings.pop("n_timesteps", None)
     settings.setdefault("n_envs", 1)
     for name, value in settings.items():

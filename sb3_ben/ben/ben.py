@@ -176,7 +176,7 @@ class BEN(OffPolicyAlgorithm):
         sequence_length: int = 32,
         n_posterior_steps: int = 1,
         n_pretrain_steps: int = 0,
-        n_phi_samples: int = 8,
+        n_phi_samples: int = 4,
         posterior_learning_rate: float | Schedule | None = None,
         belief_scope: str = "run",
         bellman: str = "flow",
@@ -597,12 +597,13 @@ class BEN(OffPolicyAlgorithm):
 
     def _descend(self, loss: th.Tensor) -> None:
         """A gradient step on whatever the loss depends on."""
-        policy = self.policy
-        optimizers = (policy.optimizer, policy.posterior_optimizer, self.beliefs_optimizer)
+        optimizers = [self.policy.optimizer, self.policy.posterior_optimizer]
+        if self.belief_scope == "episode":
+            optimizers.append(self.beliefs_optimizer)
         for optimizer in optimizers:
             optimizer.zero_grad()
         loss.backward()
-        for parameters in (policy.parameters(), self.beliefs.parameters()):
+        for parameters in (self.policy.parameters(), self.beliefs.psi.parameters()):
             th.nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)
         for optimizer in optimizers:
             optimizer.step()

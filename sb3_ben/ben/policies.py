@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from collections.abc import Iterable
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch as th
@@ -18,7 +19,7 @@ from sb3_ben.common.aleatoric import AleatoricFlow, ConditionalDensity, SliceFlo
 from sb3_ben.common.buffers import NO_ACTION, map_observations
 from sb3_ben.common.epistemic import EpistemicFlow, default_prior
 from sb3_ben.common.objectives import RunningStandardizer
-from sb3_ben.common.recurrent import RNN_TYPES, Hidden, HistoryEncoder, HistoryQNetwork, RandomEncoder, select_rows
+from sb3_ben.common.recurrent import RNN_TYPES, Hidden, HistoryQNetwork, RandomEncoder, select_rows
 from sb3_ben.common.vec_previous_reward import previous_reward
 
 __all__ = [
@@ -33,7 +34,6 @@ __all__ = [
 ]
 
 RecurrentState = tuple[np.ndarray, ...]
-Net = TypeVar("Net", bound=HistoryEncoder)
 
 
 class Encoding(NamedTuple):
@@ -41,7 +41,7 @@ class Encoding(NamedTuple):
 
     :param latent: learned encoding h_t, ``(..., latent_dim)``
     :param q_values: standardised values of all actions, ``(..., n_actions)``
-    :param features: fixed random features of the history, ``(..., latent_dim)``
+    :param features: fixed random features of the history, ``(..., size)``
     """
 
     latent: th.Tensor
@@ -52,7 +52,7 @@ class Encoding(NamedTuple):
 class Memory(NamedTuple):
     """What the agent remembers between two steps of ``n`` episodes.
 
-    :param hidden: states of the recurrent layers, those of the Q-network first
+    :param hidden: state of the Q-network's recurrent layer, then that of the random encoder
     :param actions: previous actions, -1 where an episode begins, ``(n,)``
     """
 
@@ -144,38 +144,39 @@ class BENPolicy(BasePolicy):
         self._build(lr_schedule)
 
     def _build(self, lr_schedule: Schedule) -> None:
-        self.q_net, self.q_net_target = self.make_net(HistoryQNetwork), self.make_net(HistoryQNetwork)
+        self.q_net, self.q_net_target = self.make_q_net(), self.make_q_net()
         self.q_net_target.load_state_dict(self.q_net.state_dict())
         self.q_net_target.set_training_mode(False)
-        self.random_encoder = self.make_net(RandomEncoder)
+        self._learns_features = next(self.q_net.features_extractor.parameters(), None) is not None
+        self.random_encoder = RandomEncoder(**self._net_args(), has_memory=self.rnn_type != "none")
         self.aleatoric = self.make_aleatoric_flow()
         self.epistemic = EpistemicFlow(self.phi_dim, self.prior_distribution(), self.epistemic_hidden_size)
         self.bellman_units, self.reward_units = RunningStandardizer(), RunningStandardizer()
-        learning_rate = lr_schedule(1)
-        self.optimizer = self.optimizer_class(self.q_net.parameters(), lr=learning_rate, **self.optimizer_kwargs)  # type: ignore[call-arg]
+        self.optimizer = self.make_optimizer(self.q_net.parameters(), lr_schedule(1))
         flows = [*self.aleatoric.parameters(), *self.epistemic.parameters()]
-        self.posterior_optimizer = self.optimizer_class(flows, lr=learning_rate, **self.optimizer_kwargs)  # type: ignore[call-arg]
+        self.posterior_optimizer = self.make_optimizer(flows, lr_schedule(1))
 
-    def make_net(self, net_class: type[Net]) -> Net:
-        net_args = self._update_features_extractor(
-            {
-                "observation_space": self.observation_space,
-                "action_space": self.action_space,
-                "net_arch": self.net_arch,
-                "activation_fn": self.activation_fn,
-                "normalize_images": self.normalize_images,
-                "rnn_type": self.rnn_type,
-                "rnn_hidden_size": self.rnn_hidden_size,
-                "n_rnn_layers": self.n_rnn_layers,
-            }
-        )
-        return net_class(**net_args).to(self.device)
+    def make_optimizer(self, parameters: Iterable[th.Tensor], learning_rate: float) -> th.optim.Optimizer:
+        # for small networks, a loop over parameters in Python takes longer than what it computes
+        is_adam = self.optimizer_class in (th.optim.Adam, th.optim.AdamW)
+        kwargs = ({"fused": True} if is_adam else {}) | self.optimizer_kwargs
+        return self.optimizer_class(parameters, lr=learning_rate, **kwargs)  # type: ignore[call-arg]
+
+    def _net_args(self) -> dict[str, Any]:
+        """What all networks over histories need, with a features extractor of their own."""
+        spaces_ = {"observation_space": self.observation_space, "action_space": self.action_space}
+        return self._update_features_extractor({**spaces_, "normalize_images": self.normalize_images})
+
+    def make_q_net(self) -> HistoryQNetwork:
+        names = ("net_arch", "activation_fn", "rnn_type", "rnn_hidden_size", "n_rnn_layers")
+        net_args = self._net_args() | {name: getattr(self, name) for name in names}
+        return HistoryQNetwork(**net_args).to(self.device)
 
     def make_aleatoric_flow(self) -> ConditionalDensity:
         n_actions, latent_dim = self.q_net.n_actions, self.q_net.latent_dim
         kwargs: dict[str, Any] = {
             "context_dim": latent_dim + n_actions + 1,
-            "feature_dim": latent_dim + n_actions,
+            "feature_dim": self.random_encoder.size + n_actions,
             "phi_dim": self.phi_dim,
             "hidden_size": self.aleatoric_hidden_size,
             "n_layers": self.aleatoric_layers,
@@ -211,12 +212,13 @@ class BENPolicy(BasePolicy):
         :param previous_rewards: in the environment's units, ``(T, B)``
         :param hidden: what was remembered before, of both networks
         """
-        half = 0 if hidden is None else len(hidden) // 2
-        own, fixed = (None, None) if hidden is None else (hidden[:half], hidden[half:])
+        own, fixed = (None, None) if hidden is None else (hidden[:-1], hidden[-1:])
         rewards = self.reward_units.standardize(previous_rewards)
-        latent, q_values, own = self.q_net(obs, previous_actions, rewards, own)
-        with th.no_grad():
-            features, fixed = self.random_encoder(obs, previous_actions, rewards, fixed)
+        inputs = self.q_net.history_input(obs, previous_actions, rewards)
+        latent, q_values, own = self.q_net.evaluate(inputs, own)
+        if self._learns_features:
+            inputs = self.random_encoder.history_input(obs, previous_actions, rewards)
+        features, fixed = self.random_encoder(inputs, fixed)
         return Encoding(latent, q_values, features), (*own, *fixed)
 
     @th.no_grad()
@@ -232,20 +234,22 @@ class BENPolicy(BasePolicy):
     def initial_memory(self, n_envs: int) -> Memory:
         """The memory of episodes that have just begun."""
         no_actions = th.full((n_envs,), NO_ACTION, dtype=th.long, device=self.device)
-        return Memory(2 * self.q_net.initial_hidden(n_envs), no_actions)
+        return Memory((*self.q_net.initial_hidden(n_envs), *self.random_encoder.initial_hidden(n_envs)), no_actions)
 
-    def step(self, obs: PyTorchObs, memory: Memory, rewards: th.Tensor, starts: th.Tensor) -> tuple[Encoding, Hidden]:
+    def step(self, obs: PyTorchObs, memory: Memory, rewards: th.Tensor, starts: th.Tensor | None) -> tuple[Encoding, Hidden]:
         """Advance the memory by one observation of ``n`` episodes.
 
         :param obs: observations ``(n, ...)``
         :param memory: the memory after the last step
         :param rewards: previous rewards ``(n,)``, in the environment's units
-        :param starts: which episodes begin with this observation ``(n,)``
+        :param starts: which episodes begin with this observation ``(n,)``, ``None`` for none of them
         :return: the encoded histories of n episodes and the hidden state to remember
         """
-        fresh = self.initial_memory(len(starts))
-        actions = th.where(starts, fresh.actions, memory.actions)
-        hidden = select_rows(starts, fresh.hidden, memory.hidden)
+        hidden, actions = memory
+        if starts is not None:
+            fresh = self.initial_memory(len(starts))
+            actions = th.where(starts, fresh.actions, actions)
+            hidden = select_rows(starts, fresh.hidden, hidden)
         obs = map_observations(lambda part: part[None], obs)
         encoding, hidden = self.encode(obs, actions[None], rewards[None], hidden)
         return Encoding(*(part[0] for part in encoding)), hidden
@@ -270,7 +274,8 @@ class BENPolicy(BasePolicy):
 
         :return: encoded histories, hidden state, and whether the observation was a batch
         """
-        self.set_training_mode(False)
+        if self.training:
+            self.set_training_mode(False)
         if isinstance(observation, tuple) and len(observation) == 2 and isinstance(observation[1], dict):
             raise ValueError(
                 "predict() got a tuple instead of an observation. You are probably mixing Gym API with SB3 VecEnv API: "
@@ -281,14 +286,15 @@ class BENPolicy(BasePolicy):
         memory = self.initial_memory(n_envs) if state is None else self.memory_from(state, n_envs)
         starts = np.zeros(n_envs, dtype=bool) if episode_start is None else np.asarray(episode_start, dtype=bool).reshape(n_envs)
         rewards = self.rewards_of(observation, n_envs, is_first=state is None or bool(starts.all()))
-        encoding, hidden = self.step(obs, memory, rewards, th.as_tensor(starts, device=self.device))
+        begins = th.as_tensor(starts, device=rewards.device) if starts.any() else None
+        encoding, hidden = self.step(obs, memory, rewards, begins)
         return encoding, hidden, vectorized
 
     def rewards_of(self, observation: Any, n_envs: int, is_first: bool) -> th.Tensor:
         """The previous rewards carried by the observation; where there are none, the mean reward seen in training."""
         rewards = previous_reward(observation)
         if rewards is not None and len(rewards) == n_envs:
-            return th.as_tensor(rewards, dtype=th.float32, device=self.device)
+            return th.as_tensor(rewards, dtype=th.float32, device=self.reward_units.mean.device)
         if self.rnn_type != "none" and not is_first and not self._warned and self.reward_units.var > 0 < self.reward_units.count:
             self._warned = True
             warnings.warn(
@@ -303,8 +309,9 @@ class BENPolicy(BasePolicy):
         hidden, actions = state[:-1], state[-1]
         if len(actions) != n_envs:
             raise ValueError(f"`state` remembers {len(actions)} environments, but {n_envs} observations were given")
-        tensors = tuple(th.as_tensor(part, device=self.device) for part in hidden)
-        return Memory(tensors, th.as_tensor(actions, dtype=th.long, device=self.device) - int(self.action_space.start))
+        device = self.reward_units.mean.device  # SB3's `device` looks through all parameters
+        tensors = tuple(th.as_tensor(part, device=device) for part in hidden)
+        return Memory(tensors, th.as_tensor(actions, dtype=th.long, device=device) - int(self.action_space.start))
 
     @staticmethod
     def remember(hidden: Hidden, actions: np.ndarray) -> RecurrentState:

@@ -128,6 +128,7 @@ class RunningStandardizer(nn.Module):
     mean: Tensor
     var: Tensor
     count: Tensor
+    std: Tensor  # the unit of b
 
     def __init__(self, max_count: float = 1e6) -> None:
         super().__init__()
@@ -135,13 +136,7 @@ class RunningStandardizer(nn.Module):
         self.register_buffer("mean", torch.zeros(()))
         self.register_buffer("var", torch.ones(()))
         self.register_buffer("count", torch.zeros(()))
-
-    @property
-    def std(self) -> Tensor:
-        """The unit of b."""
-        # relative to the mean: single precision cannot tell a spread below about 1e-6 of it from rounding
-        constant = self.var <= (1e-5 * self.mean).square()
-        return torch.where(constant, torch.ones_like(self.var), self.var).sqrt()
+        self.register_buffer("std", torch.ones(()))
 
     @torch.no_grad()
     def update(self, b: Tensor, mask: Tensor | None = None) -> None:
@@ -159,6 +154,9 @@ class RunningStandardizer(nn.Module):
         self.var.copy_(variance)
         self.mean.add_(share * delta)
         self.count.add_(b.numel()).clamp_(max=self.max_count)
+        # relative to the mean: single precision cannot tell a spread below about 1e-6 of it from rounding
+        is_constant = self.var <= (1e-5 * self.mean).square()
+        self.std.copy_(torch.where(is_constant, torch.ones_like(self.var), self.var).sqrt())
 
     def standardize(self, b: Tensor) -> Tensor:
         """From the units of rewards to standard deviations."""

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from sb3_ben.common.buffers import map_observations
 
-__all__ = ["RNN_TYPES", "Hidden", "HistoryEncoder", "HistoryQNetwork", "RandomEncoder", "select_rows"]
+__all__ = ["RNN_TYPES", "Hidden", "HistoryInput", "HistoryQNetwork", "RandomEncoder", "select_rows"]
 
 #: hidden state of the recurrent layer, one entry for a GRU, two for an LSTM, none without memory; each ``(layers, batch, size)``
 Hidden = tuple[th.Tensor, ...]
@@ -28,10 +28,60 @@ def select_rows(mask: th.Tensor, fresh: Hidden, old: Hidden) -> Hidden:
     return tuple(th.where(mask[None, :, None], new, kept) for new, kept in zip(fresh, old, strict=True))
 
 
-class HistoryEncoder(BasePolicy):
-    """Encodes histories: fully connected layers, a recurrent layer, fully connected layers.
+class HistoryInput(BasePolicy):
+    """Turns histories into numbers: features of s_t and, with memory, one-hot a_{t-1} and standardised r_{t-1}.
 
-    Without memory (``rnn_type="none"``) it sees s_t alone: the contextual agent of the paper's ablation.
+    :param observation_space: observation space
+    :param action_space: action space
+    :param features_extractor: features extractor
+    :param features_dim: number of its features
+    :param normalize_images: whether images are divided by 255
+    :param has_memory: whether the history before s_t is seen at all
+    """
+
+    action_space: spaces.Discrete
+
+    def __init__(
+        self,
+        observation_space: spaces.Space,
+        action_space: spaces.Discrete,
+        features_extractor: BaseFeaturesExtractor,
+        features_dim: int,
+        normalize_images: bool = True,
+        has_memory: bool = True,
+    ) -> None:
+        super().__init__(
+            observation_space, action_space, features_extractor=features_extractor, normalize_images=normalize_images
+        )
+        self.features_dim, self.has_memory = features_dim, has_memory
+        self.n_actions = int(action_space.n)
+        self.n_inputs = features_dim + (self.n_actions + 1) * has_memory
+
+    def history_input(self, obs: PyTorchObs, previous_actions: th.Tensor, previous_rewards: th.Tensor) -> th.Tensor:
+        """What a recurrent layer eats at each step.
+
+        :param obs: observations ``(T, B, ...)``
+        :param previous_actions: ``(T, B)``, -1 where there was none
+        :param previous_rewards: standardised, ``(T, B)``
+        """
+        steps = previous_actions.shape
+        features = self.extract_features(map_observations(lambda part: part.flatten(0, 1), obs), self.features_extractor)
+        features = features.unflatten(0, steps)
+        if not self.has_memory:
+            return features
+        actions = F.one_hot(previous_actions + 1, self.n_actions + 1)[..., 1:].to(features.dtype)
+        rewards = previous_rewards.clamp(-REWARD_CLIP, REWARD_CLIP) * (previous_actions >= 0)
+        return th.cat((features, actions, rewards[..., None]), dim=-1)
+
+    def _predict(self, observation: PyTorchObs, deterministic: bool = True) -> th.Tensor:
+        raise NotImplementedError("a history-dependent network has no action for an observation alone; use the policy's predict")
+
+
+class HistoryQNetwork(HistoryInput):
+    """Encodes histories and values their actions, in standardised units of the Bellman samples.
+
+    Fully connected layers, a recurrent layer, fully connected layers (``latent``, the h_t of the paper), one linear output per
+    action. Without memory (``rnn_type="none"``) it sees s_t alone: the contextual agent of the paper's ablation.
 
     :param observation_space: observation space
     :param action_space: action space
@@ -44,8 +94,6 @@ class HistoryEncoder(BasePolicy):
     :param rnn_hidden_size: size of the recurrent layer
     :param n_rnn_layers: number of recurrent layers
     """
-
-    action_space: spaces.Discrete
 
     def __init__(
         self,
@@ -60,20 +108,18 @@ class HistoryEncoder(BasePolicy):
         rnn_hidden_size: int = 64,
         n_rnn_layers: int = 1,
     ) -> None:
-        super().__init__(
-            observation_space, action_space, features_extractor=features_extractor, normalize_images=normalize_images
-        )
-        self.features_dim, self.net_arch, self.activation_fn = features_dim, net_arch, activation_fn
+        has_memory = rnn_type != "none"
+        super().__init__(observation_space, action_space, features_extractor, features_dim, normalize_images, has_memory)
+        self.net_arch, self.activation_fn = net_arch, activation_fn
         self.rnn_type, self.rnn_hidden_size, self.n_rnn_layers = rnn_type, rnn_hidden_size, n_rnn_layers
-        self.n_actions = int(action_space.n)
+        self.input_net = nn.Sequential(*create_mlp(self.n_inputs, -1, net_arch, activation_fn))
+        size = net_arch[-1] if net_arch else self.n_inputs
         rnn_class = RNN_TYPES[rnn_type]
-        n_inputs = features_dim if rnn_class is None else features_dim + self.n_actions + 1
-        self.input_net = nn.Sequential(*create_mlp(n_inputs, -1, net_arch, activation_fn))
-        size = net_arch[-1] if net_arch else n_inputs
         self.rnn = None if rnn_class is None else rnn_class(size, rnn_hidden_size, n_rnn_layers)
         size = size if rnn_class is None else rnn_hidden_size
         self.latent_net = nn.Sequential(*create_mlp(size, -1, net_arch, activation_fn))
         self.latent_dim = net_arch[-1] if net_arch else size
+        self.q_head = nn.Linear(self.latent_dim, self.n_actions)
 
     def initial_hidden(self, batch_size: int) -> Hidden:
         """The memory of an episode that has just begun."""
@@ -82,80 +128,78 @@ class HistoryEncoder(BasePolicy):
         zeros = th.zeros(self.n_rnn_layers, batch_size, self.rnn_hidden_size, device=self.device)
         return (zeros, zeros) if self.rnn_type == "lstm" else (zeros,)
 
-    def history_input(self, obs: PyTorchObs, previous_actions: th.Tensor, previous_rewards: th.Tensor) -> th.Tensor:
-        """What the recurrent layer eats at each step, the one place where a history is turned into numbers.
-
-        :param obs: observations ``(T, B, ...)``
-        :param previous_actions: ``(T, B)``, -1 where there was none
-        :param previous_rewards: standardised, ``(T, B)``
-        """
-        steps = previous_actions.shape
-        features = self.extract_features(map_observations(lambda part: part.flatten(0, 1), obs), self.features_extractor)
-        features = features.unflatten(0, steps)
-        if self.rnn is None:
-            return features
-        actions = F.one_hot(previous_actions + 1, self.n_actions + 1)[..., 1:].to(features.dtype)
-        rewards = previous_rewards.clamp(-REWARD_CLIP, REWARD_CLIP) * (previous_actions >= 0)
-        return th.cat((features, actions, rewards[..., None]), dim=-1)
-
-    def encode(
+    def forward(
         self, obs: PyTorchObs, previous_actions: th.Tensor, previous_rewards: th.Tensor, hidden: Hidden | None = None
-    ) -> tuple[th.Tensor, Hidden]:
-        """One recurrent pass over a batch of histories.
+    ) -> tuple[th.Tensor, th.Tensor, Hidden]:
+        """Latent encodings ``(T, B, latent_dim)``, standardised action values ``(T, B, n_actions)`` and the memory."""
+        return self.evaluate(self.history_input(obs, previous_actions, previous_rewards), hidden)
 
-        :return: latent encodings ``(T, B, latent_dim)`` and the memory after the last step
-        """
-        inputs = self.input_net(self.history_input(obs, previous_actions, previous_rewards))
+    def evaluate(self, inputs: th.Tensor, hidden: Hidden | None = None) -> tuple[th.Tensor, th.Tensor, Hidden]:
+        """One recurrent pass over a batch of histories, from what :meth:`history_input` has made of them."""
+        outputs, hidden = self._recur(self.input_net(inputs), hidden)
+        latent = self.latent_net(outputs)
+        return latent, self.q_head(latent), hidden
+
+    def _recur(self, inputs: th.Tensor, hidden: Hidden | None) -> tuple[th.Tensor, Hidden]:
         if self.rnn is None:
-            return self.latent_net(inputs), ()
+            return inputs, ()
         hidden = self.initial_hidden(inputs.shape[1]) if hidden is None else hidden
-        if self.rnn_type == "lstm":
-            outputs, after = self.rnn(inputs, hidden)
-            return self.latent_net(outputs), after
-        outputs, last = self.rnn(inputs, hidden[0])
-        return self.latent_net(outputs), (last,)
+        if len(inputs) == 1 and self.n_rnn_layers == 1:
+            return self._single_step(inputs, hidden)
+        outputs, after = self.rnn(inputs, hidden if self.rnn_type == "lstm" else hidden[0])
+        return outputs, after if self.rnn_type == "lstm" else (after,)
 
-    def _predict(self, observation: PyTorchObs, deterministic: bool = True) -> th.Tensor:
-        raise NotImplementedError("a history-dependent network has no action for an observation alone; use the policy's predict")
+    def _single_step(self, inputs: th.Tensor, hidden: Hidden) -> tuple[th.Tensor, Hidden]:
+        """One step of the recurrent layer: as a cell, several times as fast as a sequence of length one."""
+        weights = self.rnn._flat_weights  # type: ignore[union-attr]
+        if self.rnn_type == "lstm":
+            output, cell = th.lstm_cell(inputs[0], [part[0] for part in hidden], *weights)
+            return output[None], (output[None], cell[None])
+        output = th.gru_cell(inputs[0], hidden[0][0], *weights)
+        return output[None], (output[None],)
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         names = ("features_dim", "net_arch", "activation_fn", "features_extractor", "rnn_type", "rnn_hidden_size", "n_rnn_layers")
         return super()._get_constructor_parameters() | {name: getattr(self, name) for name in names}
 
 
-class HistoryQNetwork(HistoryEncoder):
-    """A history encoder (``latent``, the h_t of the paper) and one linear value per action, in standardised units of b.
+class RandomEncoder(HistoryInput):
+    r"""Features of a history that are never trained: what is known is measured in terms that learning cannot bend.
 
-    It takes the arguments of :class:`HistoryEncoder`.
+    A linear recurrence :math:`z_t = \lambda \odot z_{t-1} + W x_t` with random W and decays from 0 (the last step alone) to
+    almost 1 (the whole history), far cheaper than a recurrent network.
+
+    :param args: the arguments of :class:`HistoryInput`
+    :param size: number of features
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    MAX_DECAY = 0.97
+    weight: th.Tensor
+    decay: th.Tensor
+
+    def __init__(self, *args: Any, size: int = 64, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.q_head = nn.Linear(self.latent_dim, self.n_actions)
+        self.size = size
+        self.features_extractor.requires_grad_(False)
+        self.register_buffer("weight", th.randn(self.n_inputs, size) / self.n_inputs**0.5)
+        self.register_buffer("decay", th.linspace(0, self.MAX_DECAY, size) * self.has_memory)
 
-    def forward(
-        self, obs: PyTorchObs, previous_actions: th.Tensor, previous_rewards: th.Tensor, hidden: Hidden | None = None
-    ) -> tuple[th.Tensor, th.Tensor, Hidden]:
-        """Latent encodings ``(T, B, latent_dim)``, standardised action values ``(T, B, n_actions)`` and the memory."""
-        latent, hidden = self.encode(obs, previous_actions, previous_rewards, hidden)
-        return latent, self.q_head(latent), hidden
+    def initial_hidden(self, batch_size: int) -> Hidden:
+        """The memory of an episode that has just begun."""
+        return (th.zeros(1, batch_size, self.size, device=self.weight.device),)
 
+    @th.no_grad()
+    def forward(self, inputs: th.Tensor, hidden: Hidden | None = None) -> tuple[th.Tensor, Hidden]:
+        """Features of unit mean square ``(T, B, size)`` and the memory after the last step.
 
-class RandomEncoder(HistoryEncoder):
-    """A history encoder that is never trained: what is known about a history is measured in features that learning cannot bend.
-
-    It takes the arguments of :class:`HistoryEncoder`.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        for parameter in self.requires_grad_(False).parameters():
-            if parameter.dim() > 1:  # large enough for the recurrent layer to remember
-                nn.init.normal_(parameter, std=1.5 / parameter[0].numel() ** 0.5)
-
-    def forward(
-        self, obs: PyTorchObs, previous_actions: th.Tensor, previous_rewards: th.Tensor, hidden: Hidden | None = None
-    ) -> tuple[th.Tensor, Hidden]:
-        """Encodings of unit mean square ``(T, B, latent_dim)`` and the memory after the last step."""
-        latent, hidden = self.encode(obs, previous_actions, previous_rewards, hidden)
-        return F.rms_norm(latent, latent.shape[-1:], eps=1e-6), hidden
+        :param inputs: what :meth:`history_input` has made of the histories
+        :param hidden: the memory before the first step
+        """
+        z = inputs @ self.weight
+        if hidden is not None:
+            z[0] += self.decay * hidden[0][0]
+        stride, decay = 1, self.decay
+        while stride < len(z):  # a parallel scan: twice as far back in every pass
+            z = th.cat((z[:stride], z[stride:] + decay * z[:-stride]))
+            stride, decay = 2 * stride, decay.square()
+        return F.rms_norm(z, z.shape[-1:], eps=1e-6), (z[-1:],)

@@ -1,0 +1,111 @@
+"""How well BEN learns, beside its control (the same agent with the flows switched off), with the zoo's hyperparameters.
+
+python -m benchmarks.learning [--env Tiger-v0 ...] [--seeds 10] [--jobs 2]
+
+Every agent is scored by its greedy return after the last step, in worlds that training has not seen; all meet the same ones.
+Where the optimum is known, the score is the optimum plus the mean difference to the optimal agent in these very worlds, which is
+far less noisy than the mean return.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import torch as th
+from joblib import Parallel, delayed
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecEnv, VecMonitor
+
+from benchmarks.common import tuned, tuned_steps
+from sb3_ben import BEN, evaluate_policy, make_vec
+from sb3_ben.envs import ENVIRONMENTS
+from sb3_ben.envs.bandit import BanditConfig
+from sb3_ben.envs.tiger import TigerConfig
+from sb3_ben.oracles import bandit, tiger
+
+AGENTS = {"BEN": {}, "control (bellman='point')": {"bellman": "point"}}
+TEST_SEED = 50_000  # far from the seeds of training and of tuning
+N_EPISODES = {"Tiger-v0": 4096, "BernoulliBandit-v0": 20_000}
+
+
+class Result(NamedTuple):
+    """One training run."""
+
+    score: float
+    cpu_seconds: float
+    steps: int
+
+
+def make(env_id: str, n_envs: int, seed: int) -> VecEnv:
+    """The environments of a run: ours in array operations, others in SB3's way."""
+    if env_id in ENVIRONMENTS:
+        return VecMonitor(make_vec(env_id, n_envs, seed=seed))
+    if env_id not in gym.registry:
+        import rl_zoo3.import_envs  # noqa: F401  registers CartPoleNoVel-v1 among others
+    return make_vec_env(env_id, n_envs, seed=seed)
+
+
+def returns_of(agent: Any, env_id: str) -> np.ndarray:
+    n_episodes = N_EPISODES.get(env_id, 100)
+    worlds = make(env_id, min(n_episodes, 1000) if env_id in ENVIRONMENTS else 10, TEST_SEED)
+    returns, _ = evaluate_policy(agent, worlds, n_episodes, deterministic=True, return_episode_rewards=True)
+    return np.array(returns)
+
+
+def optimum(env_id: str) -> tuple[float, Any] | None:
+    """The exact optimum and an agent that attains it, where they are known."""
+    if env_id == "Tiger-v0":
+        return tiger.bayes_optimal_values(TigerConfig(), discount=1.0, horizon=TigerConfig().horizon).value, tiger.BayesOptimal()
+    if env_id == "BernoulliBandit-v0":
+        return bandit.bayes_optimal_value(BanditConfig()), bandit.BayesOptimal()
+    return None
+
+
+def score(agent: Any, env_id: str) -> float:
+    known = optimum(env_id)
+    if known is None:
+        return float(returns_of(agent, env_id).mean())
+    return float(known[0] + (returns_of(agent, env_id) - returns_of(known[1], env_id)).mean())
+
+
+def train(env_id: str, seed: int, options: dict[str, Any]) -> Result:
+    th.set_num_threads(1)
+    settings = tuned("ben", env_id) | options
+    steps = tuned_steps("ben", env_id)
+    model = BEN(env=make(env_id, settings.pop("n_envs"), seed), seed=seed, **settings)
+    start = time.process_time()
+    model.learn(steps)
+    return Result(score(model, env_id), time.process_time() - start, model.num_timesteps)
+
+
+def report(env_id: str, name: str, results: list[Result]) -> None:
+    scores = np.array([result.score for result in results])
+    half = 1.96 * scores.std(ddof=1) / np.sqrt(len(scores)) if len(scores) > 1 else np.nan
+    cpu = np.mean([result.cpu_seconds for result in results])
+    row = f"{env_id:24s}{name:28s}{scores.mean():9.3f} +- {half:6.3f}{scores.min():10.3f}{np.median(scores):10.3f}"
+    print(f"{row}{results[0].steps:10,d}{cpu:9.0f}   {' '.join(f'{value:.2f}' for value in scores)}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--env", nargs="+", default=["Tiger-v0", "BernoulliBandit-v0", "CartPole-v1", "CartPoleNoVel-v1"])
+    parser.add_argument("--seeds", type=int, default=10, help="number of seeds")
+    parser.add_argument("--first-seed", type=int, default=100, help="the first of them (tuning used seeds below 100)")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one thread each")
+    args = parser.parse_args()
+    titles = f"{'mean':>9s} +- {'95 %':>6s}{'worst':>10s}{'median':>10s}{'steps':>10s}{'CPU s':>9s}   all seeds"
+    print(f"{'environment':24s}{'agent':28s}{titles}")
+    for env_id in args.env:
+        for name, options in AGENTS.items():
+            seeds = range(args.first_seed, args.first_seed + args.seeds)
+            report(env_id, name, Parallel(n_jobs=args.jobs)(delayed(train)(env_id, seed, options) for seed in seeds))
+        if (known := optimum(env_id)) is not None:
+            print(f"{env_id:24s}{'Bayes-optimal, exact':28s}{known[0]:9.3f}")
+
+
+if __name__ == "__main__":
+    main()
