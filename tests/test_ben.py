@@ -469,3 +469,19 @@ def test_numbers_that_are_not_finite_are_refused_at_once(what: str) -> None:
     with pytest.raises(ValueError, match=f"{what}.*not finite"):
         model.learn(50)
     assert model.num_timesteps == 4
+
+
+def test_changing_units_changes_no_value() -> None:
+    model = tiny(env=make_vec("Tiger-v0", 2)).learn(40)
+    policy, obs = model.policy, th.tensor([[[0], [1], [2]]])
+    nothing = th.zeros(1, 3)
+
+    def values() -> th.Tensor:
+        with th.no_grad():
+            return policy.bellman_units.unstandardize(policy.q_net(obs, nothing.long() - 1, nothing)[1])
+
+    before = values()
+    for size in (1.0, 30.0, 1000.0, 0.01):  # in small steps and in large ones
+        policy.update_bellman_units(size * th.randn(4000) + size, th.ones(4000))
+        th.testing.assert_close(values(), before, rtol=1e-3, atol=1e-3)
+    assert 0.5 < policy.q_net.scale < 2

@@ -223,13 +223,17 @@ class BENPolicy(BasePolicy):
 
     @th.no_grad()
     def update_bellman_units(self, b: th.Tensor, mask: th.Tensor) -> None:
-        """Let the units of b follow new samples, and rescale the last layers so that no value changes (PopArt)."""
+        """Let the units of b follow new samples, without any value changing for it.
+
+        The first samples define the units: before them, values are numbers without a unit and are left as they are.
+        """
         units = self.bellman_units
+        is_first = units.count == 0
         old_mean, old_std = units.mean.clone(), units.std.clone()
         units.update(b, mask)
-        for head in (self.q_net.q_head, self.q_net_target.q_head):
-            head.weight.mul_(old_std / units.std)
-            head.bias.mul_(old_std).add_(old_mean - units.mean).div_(units.std)
+        if not is_first:
+            for net in (self.q_net, self.q_net_target):
+                net.change_units(old_std / units.std, (old_mean - units.mean) / units.std)
 
     def initial_memory(self, n_envs: int) -> Memory:
         """The memory of episodes that have just begun."""
@@ -328,10 +332,7 @@ class BENPolicy(BasePolicy):
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = True) -> th.Tensor:
         """Greedy actions at the beginning of an episode."""
-        n_envs = len(next(iter(observation.values()))) if isinstance(observation, dict) else len(observation)
-        starts = th.ones(n_envs, dtype=th.bool, device=self.device)
-        encoding, _ = self.step(observation, self.initial_memory(n_envs), th.zeros(n_envs, device=self.device), starts)
-        return encoding.q_values.argmax(dim=-1)
+        return self.q_net._predict(observation, deterministic)
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         names = (

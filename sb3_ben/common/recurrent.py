@@ -73,9 +73,6 @@ class HistoryInput(BasePolicy):
         rewards = previous_rewards.clamp(-REWARD_CLIP, REWARD_CLIP) * (previous_actions >= 0)
         return th.cat((features, actions, rewards[..., None]), dim=-1)
 
-    def _predict(self, observation: PyTorchObs, deterministic: bool = True) -> th.Tensor:
-        raise NotImplementedError("a history-dependent network has no action for an observation alone; use the policy's predict")
-
 
 class HistoryQNetwork(HistoryInput):
     """Encodes histories and values their actions, in standardised units of the Bellman samples.
@@ -94,6 +91,9 @@ class HistoryQNetwork(HistoryInput):
     :param rnn_hidden_size: size of the recurrent layer
     :param n_rnn_layers: number of recurrent layers
     """
+
+    scale: th.Tensor
+    offset: th.Tensor
 
     def __init__(
         self,
@@ -120,6 +120,8 @@ class HistoryQNetwork(HistoryInput):
         self.latent_net = nn.Sequential(*create_mlp(size, -1, net_arch, activation_fn))
         self.latent_dim = net_arch[-1] if net_arch else size
         self.q_head = nn.Linear(self.latent_dim, self.n_actions)
+        self.register_buffer("scale", th.ones(()))
+        self.register_buffer("offset", th.zeros(()))
 
     def initial_hidden(self, batch_size: int) -> Hidden:
         """The memory of an episode that has just begun."""
@@ -138,7 +140,22 @@ class HistoryQNetwork(HistoryInput):
         """One recurrent pass over a batch of histories, from what :meth:`history_input` has made of them."""
         outputs, hidden = self._recur(self.input_net(inputs), hidden)
         latent = self.latent_net(outputs)
-        return latent, self.q_head(latent), hidden
+        return latent, self.scale * self.q_head(latent) + self.offset, hidden
+
+    @th.no_grad()
+    def change_units(self, factor: th.Tensor, shift: th.Tensor) -> None:
+        """Express all values v in other units, as ``factor * v + shift``, without changing what they mean (PopArt).
+
+        Small changes are remembered beside the last layer, and large ones put into its weights, for these to keep a size that
+        suits their learning rate.
+        """
+        self.scale.mul_(factor)
+        self.offset.mul_(factor).add_(shift)
+        if not 0.5 < self.scale < 2:
+            self.q_head.weight.mul_(self.scale)
+            self.q_head.bias.mul_(self.scale).add_(self.offset)
+            self.scale.fill_(1.0)
+            self.offset.fill_(0.0)
 
     def _recur(self, inputs: th.Tensor, hidden: Hidden | None) -> tuple[th.Tensor, Hidden]:
         if self.rnn is None:
@@ -148,6 +165,13 @@ class HistoryQNetwork(HistoryInput):
             return self._single_step(inputs, hidden)
         outputs, after = self.rnn(inputs, hidden if self.rnn_type == "lstm" else hidden[0])
         return outputs, after if self.rnn_type == "lstm" else (after,)
+
+    def _predict(self, observation: PyTorchObs, deterministic: bool = True) -> th.Tensor:
+        """Greedy actions at the beginning of an episode."""
+        obs = map_observations(lambda part: part[None], observation)
+        n_envs = len(next(iter(observation.values())) if isinstance(observation, dict) else observation)
+        nothing = th.zeros(1, n_envs, device=self.device)
+        return self(obs, nothing.long() - 1, nothing)[1][0].argmax(dim=-1) + int(self.action_space.start)
 
     def _single_step(self, inputs: th.Tensor, hidden: Hidden) -> tuple[th.Tensor, Hidden]:
         """One step of the recurrent layer: as a cell, several times as fast as a sequence of length one."""
@@ -180,7 +204,7 @@ class RandomEncoder(HistoryInput):
     def __init__(self, *args: Any, size: int = 64, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.size = size
-        self.features_extractor.requires_grad_(False)
+        self.requires_grad_(False).set_training_mode(False)
         self.register_buffer("weight", th.randn(self.n_inputs, size) / self.n_inputs**0.5)
         self.register_buffer("decay", th.linspace(0, self.MAX_DECAY, size) * self.has_memory)
 
@@ -203,3 +227,6 @@ class RandomEncoder(HistoryInput):
             z = th.cat((z[:stride], z[stride:] + decay * z[:-stride]))
             stride, decay = 2 * stride, decay.square()
         return F.rms_norm(z, z.shape[-1:], eps=1e-6), (z[-1:],)
+
+    def _predict(self, observation: PyTorchObs, deterministic: bool = True) -> th.Tensor:
+        raise NotImplementedError("random features choose no actions")
