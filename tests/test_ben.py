@@ -19,10 +19,12 @@ from stable_baselines3.common.envs import FakeImageEnv, SimpleMultiObsEnv
 from stable_baselines3.common.evaluation import evaluate_policy as sb3_evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecMonitor, VecNormalize
 
+from benchmarks.common import tuned
 from sb3_ben import BEN, evaluate_policy, make_vec
 from sb3_ben.ben.policies import BENPolicy
 from sb3_ben.common.objectives import RunningStandardizer
 from sb3_ben.common.vec_previous_reward import VecPreviousReward, attach_reward, previous_reward
+from sb3_ben.envs.tiger import LISTEN
 
 TINY: dict[str, Any] = {
     "learning_starts": 16,
@@ -485,3 +487,42 @@ def test_changing_units_changes_no_value() -> None:
         policy.update_bellman_units(size * th.randn(4000) + size, th.ones(4000))
         th.testing.assert_close(values(), before, rtol=1e-3, atol=1e-3)
     assert 0.5 < policy.q_net.scale < 2
+
+
+# ---------------------------------------------------------------------- it learns
+
+
+def test_learns_to_listen_before_opening() -> None:
+    """A short version of ``python -m benchmarks.learning --env Tiger-v0``: far better than the -11 of listening for ever."""
+    settings = tuned("ben", "Tiger-v0")
+    model = BEN(env=make_vec("Tiger-v0", settings.pop("n_envs"), seed=0), seed=0, **settings).learn(60_000)
+    worlds = make_vec("Tiger-v0", 256, seed=9)
+    mean, _ = evaluate_policy(model, worlds, 1024, deterministic=True, warn=False)
+    assert mean > 40
+    belief = model.bellman_distribution(np.array([0]))
+    assert belief.mean[0].argmax() == LISTEN
+    assert belief.aleatoric_std[0, :LISTEN].min() > 150  # opening blindly, +10 or -500 with equal chance: 255
+    assert belief.aleatoric_std[0, LISTEN] < 100
+    assert belief.epistemic_std.max() < 60
+
+
+def test_unseen_histories_stay_uncertain() -> None:
+    """The epistemic spread where data are is a fraction of that in observations that never occurred."""
+    rng = np.random.default_rng(0)
+
+    class Walk(gym.Env):
+        observation_space, action_space = spaces.Box(-10, 10, (2,), dtype=np.float32), spaces.Discrete(2)
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
+            self.t = 0
+            return rng.normal(size=2).astype(np.float32) * 0.1 + 1, {}
+
+        def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
+            self.t += 1
+            return rng.normal(size=2).astype(np.float32) * 0.1 + 1, float(action), self.t == 10, False, {}
+
+    kwargs: dict[str, Any] = {"gamma": 0.5, "learning_rate": 3e-3, "batch_size": 16, "sequence_length": 10}
+    model = BEN("MlpPolicy", Walk(), learning_starts=200, seed=0, **kwargs).learn(1000)
+    seen = model.bellman_distribution(np.ones((1, 2), dtype=np.float32)).epistemic_std.mean()
+    unseen = model.bellman_distribution(np.array([[-8.0, 6.0]], dtype=np.float32)).epistemic_std.mean()
+    assert unseen > 1.5 * seen

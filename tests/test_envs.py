@@ -231,8 +231,10 @@ def test_vec_env_utilities() -> None:
     assert venv.get_attr("label", 1) == ["x"]
     with pytest.raises(NotImplementedError, match="set_attr"):
         venv.set_attr("label", "y", indices=0)
-    with pytest.raises(NotImplementedError, match="render"):
-        venv.env_method("render")
+    assert [image.shape[-1] for image in venv.env_method("render", indices=[0, 2])] == [3, 3]
+    assert "door" in make_vec("Tiger-v0", 1, render_mode="ansi").env_method("render")[0].lower()
+    with pytest.raises(NotImplementedError, match="close"):
+        venv.env_method("close")
     with pytest.raises(AttributeError):
         venv.get_attr("nonsense")
 

@@ -150,7 +150,12 @@ class WorldVecEnv(VecEnv):
         setattr(self, attr_name, value)
 
     def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
-        raise NotImplementedError(f"{type(self).__name__} holds arrays, not environments: none of them has a `{method_name}`")
+        """Only ``render`` can be called on single episodes: there are arrays here, not environments."""
+        if method_name != "render":
+            raise NotImplementedError(f"{type(self).__name__} holds arrays, not environments: none has a `{method_name}`")
+        from sb3_ben.envs.rendering import render
+
+        return [render(self.world, i, self.render_mode, *args, **kwargs) for i in self._get_indices(indices)]
 
     def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
         return [False for _ in self._get_indices(indices)]
