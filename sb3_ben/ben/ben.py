@@ -32,7 +32,7 @@ from stable_baselines3.common.utils import (
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb3_ben.ben.policies import BENPolicy, CnnLstmPolicy, Encoding, MlpGruPolicy, MlpLstmPolicy, MlpPolicy, MultiInputLstmPolicy
-from sb3_ben.common.buffers import HistoryReplayBuffer, HistoryReplaySamples, as_histories, map_observations
+from sb3_ben.common.buffers import HistoryReplayBuffer, HistoryReplaySamples, as_histories
 from sb3_ben.common.epistemic import EpistemicFlow, RowAdam, StackedEpistemicFlow
 from sb3_ben.common.objectives import (
     PAPER_BASE_PRECISION,
@@ -127,6 +127,8 @@ class BEN(OffPolicyAlgorithm):
         themselves, which switches both flows off (a recurrent DQN, the control of our experiments)
     :param flow_weight: Q is pulled to the predictive mean with this weight and to the Bellman sample itself with the rest; 1 is
         the paper, and slow until the flows have learned to tell histories apart
+    :param double_q: whether the Q-network chooses the next action that the target network values (double Q-learning), or the
+        target network does both
     :param msbbe: ``"semi"``: semi-gradient to the predictive mean; ``"double"``: the paper's double sampling
     :param elbo: ``"exact"``, or ``"paper"`` for the ELBO as printed (an ablation: its posterior collapses)
     :param bellman_noise: standard deviation of the noise on Bellman samples before their density is taken, in standard
@@ -181,6 +183,7 @@ class BEN(OffPolicyAlgorithm):
         belief_scope: str = "run",
         bellman: str = "flow",
         flow_weight: float = 0.5,
+        double_q: bool = False,
         msbbe: str = "semi",
         elbo: str = "exact",
         bellman_noise: float = 0.3,
@@ -231,6 +234,7 @@ class BEN(OffPolicyAlgorithm):
         self.belief_scope = belief_scope
         self.bellman = bellman
         self.flow_weight = flow_weight
+        self.double_q = double_q
         self.msbbe = msbbe
         self.elbo = elbo
         self.bellman_noise = bellman_noise
@@ -494,12 +498,14 @@ class BEN(OffPolicyAlgorithm):
         logs: dict[str, list[float]] = defaultdict(list)
         for _ in range(gradient_steps):
             histories = self._replay(batch_size)
-            b = self._bellman_samples(histories)
-            encoded = self._encode(histories, b)
+            encoding, _ = self.policy.encode(histories.observations, histories.previous_actions, histories.previous_rewards)
+            b = self._bellman_samples(histories, encoding.q_values)
+            encoded = self._arrange(histories, Encoding(*(part[:-1] for part in encoding)), b)
             for _ in range(self.n_posterior_steps - 1):
                 self._posterior_step(encoded)
             for name, value in self._joint_step(encoded).items():
                 logs[name].append(value)
+            self.policy.update_bellman_units(b, histories.mask)
             self._n_updates += 1
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         for name, values in logs.items():
@@ -521,21 +527,27 @@ class BEN(OffPolicyAlgorithm):
         return samples if is_history else as_histories(samples, int(self.policy.action_space.start))
 
     @th.no_grad()
-    def _bellman_samples(self, histories: HistoryReplaySamples) -> th.Tensor:
-        """Samples b_t of the optimal Bellman operator, in the units of rewards, which they also update."""
+    def _bellman_samples(self, histories: HistoryReplaySamples, q_values: th.Tensor) -> th.Tensor:
+        """Samples b_t of the optimal Bellman operator, in the units of rewards.
+
+        The Q-network chooses the next action and the target network values it: where values are noisy, the largest of them is
+        too large, and a bootstrap would hand the error on.
+
+        :param q_values: the Q-network's values ``(T + 1, B, n_actions)``
+        """
         policy = self.policy
         rewards = policy.reward_units.standardize(histories.previous_rewards)
         _, values, _ = policy.q_net_target(histories.observations, histories.previous_actions, rewards)
-        next_values = policy.bellman_units.unstandardize(values[1:].max(dim=-1).values)
+        chosen = (q_values if self.double_q else values)[1:].argmax(dim=-1, keepdim=True)
+        next_values = policy.bellman_units.unstandardize(values[1:].gather(-1, chosen)[..., 0])
         b = bellman_target(histories.rewards, histories.dones, next_values, self.gamma)
-        policy.update_bellman_units(b, histories.mask)
+        if policy.bellman_units.count == 0:
+            policy.update_bellman_units(b, histories.mask)
         return b
 
-    def _encode(self, histories: HistoryReplaySamples, b: th.Tensor) -> Encoded:
-        """One recurrent pass over the histories: values and contexts of the transitions, arranged for the posterior."""
+    def _arrange(self, histories: HistoryReplaySamples, encoding: Encoding, b: th.Tensor) -> Encoded:
+        """The transitions of encoded histories, with the dimensions of the posterior first."""
         policy = self.policy
-        observations = map_observations(lambda part: part[:-1], histories.observations)
-        encoding, _ = policy.encode(observations, histories.previous_actions[:-1], histories.previous_rewards[:-1])
         context = policy.context(encoding, histories.actions, detach_q=self.msbbe == "semi")
         q = encoding.q_values.gather(-1, histories.actions[..., None])[..., 0]
         parts = (context, q, policy.bellman_units.standardize(b), histories.mask)
