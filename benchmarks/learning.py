@@ -92,7 +92,7 @@ def report(env_id: str, name: str, results: list[Result]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--env", nargs="+", default=["Tiger-v0", "BernoulliBandit-v0", "CartPole-v1", "CartPoleNoVel-v1"])
+    parser.add_argument("--env", nargs="+", default=["Tiger-v0", "BernoulliBandit-v0"])
     parser.add_argument("--seeds", type=int, default=10, help="number of seeds")
     parser.add_argument("--first-seed", type=int, default=100, help="the first of them (tuning used seeds below 100)")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one thread each")
