@@ -79,6 +79,7 @@ def draw(curve: LearningCurve, beliefs: list[Any], path: Path) -> None:
     left.axhline(config.horizon * config.reward_listen, color="grey", linestyle=":", label="always listen")
     left.plot(*zip(*curve.curve, strict=True), color="tab:purple", marker="o", markersize=3, label="BEN")
     left.set(xlabel="environment steps", ylabel="greedy return of 11 steps", title="BEN learns the tiger problem")
+    left.title.set_fontsize(11)
     left.legend(loc="lower right")
     nets = np.arange(len(beliefs))
     exact = tiger.action_values(config, tiger.belief_after(config, nets))
@@ -89,8 +90,8 @@ def draw(curve: LearningCurve, beliefs: list[Any], path: Path) -> None:
         right.plot(nets, mean, color=colour, marker="o", label=f"{ACTIONS[action]}, BEN")
         right.plot(nets, exact[:, action], color=colour, linestyle="--", label=f"{ACTIONS[action]}, exact")
     right.set(xlabel="times the tiger was heard behind door 1", ylabel="value of b", ylim=(-460, 130), xticks=nets)
-    right.set_title("What it believes (band: two epistemic standard deviations)")
-    right.legend(fontsize=8, loc="lower right")
+    right.set_title("What it believes, with two epistemic standard deviations", fontsize=11)
+    right.legend(fontsize=8, loc="center right")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
 
