@@ -43,6 +43,7 @@ def make_vec(env_id: str, n_envs: int = 1, seed: int | None = None, **kwargs: An
     :param seed: slot ``i`` plays the episodes of a single environment seeded with ``seed + i``
     :param kwargs: the environment's arguments, and ``render_mode``
     """
+    env_id = env_id.removeprefix("sb3_ben:")
     if env_id not in ENVIRONMENTS:
         raise ValueError(f"`env_id` must be one of {', '.join(ENVIRONMENTS)}, got {env_id!r}")
     module, world, defaults = ENVIRONMENTS[env_id]

@@ -57,8 +57,9 @@ class SearchAndRescueConfig(WorldConfig):
         require(is_odd, "grid_size", f"must be an odd number of at least 1, got {self.grid_size}")
         require(self.n_victims >= 0, "n_victims", f"must not be negative, got {self.n_victims}")
         require(self.n_hazards >= 0, "n_hazards", f"must not be negative, got {self.n_hazards}")
+        blamed = "n_victims" if self.n_victims > self.n_doors else "n_hazards"
         entities = f"n_victims + n_hazards = {self.n_entities}"
-        require(self.n_entities <= self.n_doors, "n_hazards", f"leaves {entities} for {self.n_doors} doors (4 * grid_size)")
+        require(self.n_entities <= self.n_doors, blamed, f"leaves {entities} for {self.n_doors} doors (4 * grid_size)")
         require(self.sigma_noise >= 0, "sigma_noise", f"must not be negative, got {self.sigma_noise}")
         require(self.horizon >= 0, "horizon", f"must not be negative, got {self.horizon}")
 
@@ -92,8 +93,10 @@ class Rescue:
     positions: np.ndarray
 
     def __post_init__(self) -> None:
-        self.doors.setflags(write=False)
-        self.positions.setflags(write=False)
+        for name, dtype in (("doors", None), ("positions", float)):
+            array = np.array(getattr(self, name), dtype=dtype)
+            array.setflags(write=False)
+            object.__setattr__(self, name, array)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Rescue):
@@ -135,8 +138,9 @@ class SearchAndRescue(World[SearchAndRescueConfig]):
         self.horizon = config.n_steps
         half, n_entities = config.half, config.n_entities
         self.max_reading = np.exp(min(MAX_NOISE * config.sigma_noise, 80.0))  # e^80 still fits into a float32
-        low = np.array([-half, -half] + [0] * n_entities, dtype=np.float32)
-        high = np.array([half, half] + [self.max_reading] * n_entities, dtype=np.float32)
+        edge = max(half, 1)  # an empty range of positions, on a single square, is no proper space
+        low = np.array([-edge, -edge] + [0] * n_entities, dtype=np.float32)
+        high = np.array([edge, edge] + [self.max_reading] * n_entities, dtype=np.float32)
         self.observation_space = spaces.Box(low, high, dtype=np.float32)
         self.action_space = spaces.Discrete(5)
         self.far = 1000.0 * config.grid_size
@@ -160,14 +164,14 @@ class SearchAndRescue(World[SearchAndRescueConfig]):
 
     def _check_context(self, context: Any) -> Rescue:
         require(isinstance(context, Rescue), "context", f"of search and rescue is a Rescue(doors, positions), got {context!r}")
-        doors, positions = np.array(context.doors), np.array(context.positions, dtype=float)
+        doors, positions = context.doors, context.positions
         n_entities, n_doors = self.config.n_entities, self.config.n_doors
-        distinct = len(set(doors.tolist())) == doors.size == n_entities
+        distinct = doors.shape == (n_entities,) and len(set(doors.tolist())) == n_entities
         valid = np.issubdtype(doors.dtype, np.integer) and bool(np.all((doors >= 0) & (doors < n_doors)))
         require(distinct and valid, "context", f"needs {n_entities} distinct doors in [0, {n_doors - 1}], got {doors}")
         inside = positions.shape == (n_entities, 2) and bool(np.all(abs(positions - self.centres[doors]) <= 0.5))
         require(inside, "context", "needs one position per entity, within the square behind its door")
-        return Rescue(doors, positions)
+        return context
 
     def _begin(self, indices: np.ndarray) -> None:
         for i in indices:

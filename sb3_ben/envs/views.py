@@ -30,7 +30,7 @@ def _given_contexts(options: dict[str, Any] | None, n_envs: int) -> dict[int, An
     """The contexts that ``reset(options={"context": ...})`` asks for, by slot."""
     options = options or {}
     for name in options:
-        require(name in ("context", "reset_mask"), f"options[{name!r}]", "is unknown; the only option of reset is 'context'")
+        require(name == "context", f"options[{name!r}]", "is unknown; the only option of reset is 'context'")
     return {} if "context" not in options else dict.fromkeys(range(n_envs), options["context"])
 
 
@@ -51,21 +51,16 @@ class WorldEnv(gym.Env):
         self.render_mode = render_mode
         self.observation_space = self.world.observation_space
         self.action_space = self.world.action_space
-        self._running = False
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         self.world.rngs[0] = self.np_random
         self.world.reset([0], _given_contexts(options, 1))
-        self._running = True
         return self.world.observe()[0], self.world.infos()[0]
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        if not self._running:
-            raise gym.error.ResetNeeded("call reset() before step(), also after the end of an episode")
         rewards, ended = self.world.step(np.asarray(action).reshape(1))
         terminated, truncated = (bool(ended[0]), False) if self.world.terminates else (False, bool(ended[0]))
-        self._running = not ended[0]
         return self.world.observe()[0], float(rewards[0]), terminated, truncated, self.world.infos()[0]
 
     def render(self, belief: Any = None) -> str | np.ndarray | None:
@@ -141,12 +136,16 @@ class WorldVecEnv(VecEnv):
         return [render(self.world, i, "rgb_array") for i in range(self.num_envs)]  # type: ignore[misc]
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
-        owner = self if hasattr(self, attr_name) else self.world
-        return [getattr(owner, attr_name) for _ in self._get_indices(indices)]
+        chosen = self._get_indices(indices)
+        if hasattr(self, attr_name):
+            return [getattr(self, attr_name) for _ in chosen]
+        value = getattr(self.world, attr_name)
+        per_episode = isinstance(value, (list, np.ndarray)) and len(value) == self.num_envs
+        return [value[i] if per_episode else value for i in chosen]
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
-        if len(list(self._get_indices(indices))) != self.num_envs:
-            raise NotImplementedError("the episodes of a world share their attributes: set_attr works on all of them at once")
+        if hasattr(self.world, attr_name) or len(list(self._get_indices(indices))) != self.num_envs:
+            raise NotImplementedError(f"set_attr cannot change `{attr_name}`: the arguments of these episodes are set when made")
         setattr(self, attr_name, value)
 
     def env_method(self, method_name: str, *args: Any, indices: VecEnvIndices = None, **kwargs: Any) -> list[Any]:
@@ -184,13 +183,24 @@ class WorldVectorEnv(gym.vector.VectorEnv):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else seed or [None] * self.num_envs
-        for i, env_seed in enumerate(seeds):
-            if env_seed is not None:
-                self.world.rngs[i] = seeding.np_random(env_seed)[0]
-        mask = np.asarray((options or {}).get("reset_mask", np.ones(self.num_envs, dtype=bool)))
-        self.world.reset(np.flatnonzero(mask), _given_contexts(options, self.num_envs))
+        options = dict(options or {})
+        mask = np.asarray(options.pop("reset_mask", np.ones(self.num_envs)), dtype=bool)
+        require(
+            mask.shape == (self.num_envs,), "options['reset_mask']", f"must have one entry for each of {self.num_envs} episodes"
+        )
+        chosen = np.flatnonzero(mask)
+        for i, env_seed in enumerate(self._seeds(seed)):
+            if env_seed is not None and mask[i]:
+                self.world.rngs[i] = seeding.np_random(int(env_seed))[0]
+        self.world.reset(chosen, _given_contexts(options, self.num_envs))
         return self.world.observe(), self._collect(range(self.num_envs))
+
+    def _seeds(self, seed: int | Sequence[int | None] | None) -> Sequence[int | None]:
+        """One seed for each episode."""
+        if seed is None or isinstance(seed, (int, np.integer)):
+            return [None if seed is None else int(seed) + i for i in range(self.num_envs)]
+        require(len(seed) == self.num_envs, "seed", f"must be a number or one for each of {self.num_envs} episodes, got {seed!r}")
+        return seed
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         rewards, ended = self.world.step(actions)

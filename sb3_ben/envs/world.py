@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 from gymnasium import spaces
+from gymnasium.error import ResetNeeded
 
 __all__ = ["World", "WorldConfig", "require"]
 
@@ -67,11 +68,13 @@ class World(ABC, Generic[ConfigT]):
     terminates: ClassVar[bool] = False
 
     def __init__(self, n_envs: int, config: ConfigT) -> None:
-        require(n_envs >= 1, "n_envs", f"must be at least 1, got {n_envs}")
+        is_count = isinstance(n_envs, (int, np.integer)) and n_envs >= 1
+        require(is_count, "n_envs", f"must be an integer of at least 1, got {n_envs!r}")
         self.n_envs = n_envs
         self.config = config
         self.rngs: list[np.random.Generator] = [np.random.default_rng() for _ in range(n_envs)]
         self.elapsed = np.zeros(n_envs, dtype=np.int64)
+        self.running = np.zeros(n_envs, dtype=bool)
         self.contexts: list[Any] = [None] * n_envs
         self.stats: dict[str, np.ndarray] = {}
         self._noise: np.ndarray = np.zeros((n_envs, 0))
@@ -80,6 +83,7 @@ class World(ABC, Generic[ConfigT]):
         """Start new episodes in the slots ``indices``, in freshly drawn contexts or in the ones given by slot."""
         indices = np.asarray(indices, dtype=np.int64)
         self.elapsed[indices] = 0
+        self.running[indices] = True
         for values in self.stats.values():
             values[indices] = 0
         for i in indices:
@@ -89,6 +93,8 @@ class World(ABC, Generic[ConfigT]):
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Advance all episodes; return rewards (float64) and whether each episode has reached its horizon."""
+        if not self.running.all():
+            raise ResetNeeded("call reset() before step(), also after the end of an episode")
         actions = np.asarray(actions)
         if actions.shape != (self.n_envs,) or not np.issubdtype(actions.dtype, np.integer):
             raise ValueError(f"`actions` must be {self.n_envs} integers, got {actions.dtype} of shape {actions.shape}")
@@ -99,7 +105,8 @@ class World(ABC, Generic[ConfigT]):
             self._refill_noise(int(i))
         rewards = self._advance(actions, self._noise[np.arange(self.n_envs), block])
         self.elapsed += 1
-        return rewards, self.elapsed >= self.horizon
+        self.running = self.elapsed < self.horizon
+        return rewards, ~self.running
 
     def infos(self) -> list[dict[str, Any]]:
         """What each slot reports beside the observation: running counts, and the context (for oracles and plots, not for agents).

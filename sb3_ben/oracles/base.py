@@ -66,6 +66,8 @@ class Oracle(ABC, Generic[ConfigT]):
 
     def _fresh(self, state: OracleState | None, n_envs: int, episode_start: np.ndarray | None) -> OracleState:
         """The state with the rows of new episodes replaced by initial ones."""
+        if state is not None and any(len(part) != n_envs for part in state):
+            raise ValueError(f"`state` remembers {len(state[0])} environments, but {n_envs} observations were given")
         initial = self._initial_state(n_envs)
         if state is None or episode_start is None:
             return initial if state is None else tuple(part.copy() for part in state)

@@ -119,7 +119,9 @@ class NeverOpens(RescueOracle):
 
 
 class KnowsTheMap(RescueOracle):
-    """Rescues every victim on the shortest tour, having looked up where they are: the upper bound of the return.
+    """Rescues every victim on the shortest tour, having looked up where they are.
+
+    With the paper's rewards, and time enough for the tour, no agent gets more.
 
     :param env: the environment that it will act in, also under wrappers; it reads the contexts of new episodes there
     """

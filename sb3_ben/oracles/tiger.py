@@ -59,6 +59,7 @@ class TigerValues(NamedTuple):
 
 def belief_after(config: TigerConfig, net: ArrayLike, prior: float = 0.5) -> np.ndarray:
     """P(tiger behind door 1) after ``net`` more hearings of door 1 than of door 2."""
+    require(0 <= prior <= 1, "prior", f"must be a probability, got {prior}")
     net = np.asarray(net, dtype=float)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         log_ratio = np.where(net == 0, 0.0, net * (np.log(config.p_correct) - np.log(config.p_wrong)))
@@ -80,8 +81,10 @@ def _known_action(config: TigerConfig) -> tuple[int, float]:
     return best, rewards[best]
 
 
-def _one_step(config: TigerConfig, beliefs: np.ndarray, values: np.ndarray, known: float, discount: float) -> np.ndarray:
-    """Action values of beliefs, given next step's values of beliefs and of knowing the truth."""
+def _one_step(
+    config: TigerConfig, beliefs: np.ndarray, values: np.ndarray, known: float | np.ndarray, discount: float
+) -> np.ndarray:
+    """Action values of beliefs, given next step's values of beliefs and of having opened a door."""
     open_1 = beliefs * config.reward_tiger + (1 - beliefs) * config.reward_gold + discount * known
     open_2 = (1 - beliefs) * config.reward_tiger + beliefs * config.reward_gold + discount * known
     hear_1 = beliefs * config.p_correct + (1 - beliefs) * config.p_wrong
@@ -91,18 +94,24 @@ def _one_step(config: TigerConfig, beliefs: np.ndarray, values: np.ndarray, know
     return np.stack((open_1, open_2, config.reward_listen + discount * heard), axis=-1)
 
 
-def _solve(config: TigerConfig, decide: Decision, discount: float, horizon: int | None, prior: float) -> TigerValues:
-    """Evaluate a policy by backward recursion, exactly for a finite horizon, to machine precision for an infinite one."""
+def _check_problem(discount: float, horizon: int | None) -> None:
     require(0 <= discount <= 1, "discount", f"must lie in [0, 1], got {discount}")
     require(horizon is not None or discount < 1, "discount", "must be below 1 for an infinite horizon")
-    require(horizon is None or horizon >= 1, "horizon", f"must be at least 1, got {horizon}")
-    require(0 <= prior <= 1, "belief", f"must be a probability, got {prior}")
+    is_count = horizon is None or (isinstance(horizon, (int, np.integer)) and horizon >= 1)
+    require(is_count, "horizon", f"must be an integer of at least 1, or None, got {horizon!r}")
+
+
+def _solve(
+    config: TigerConfig, decide: Decision, discount: float, horizon: int | None, prior: float, reveals: bool = True
+) -> TigerValues:
+    """Evaluate a policy by backward recursion, exactly for a finite horizon, to machine precision for an infinite one."""
+    _check_problem(discount, horizon)
     n_steps = horizon or (int(np.ceil(np.log(CONVERGED) / np.log(discount))) if discount > 0 else 1)
     beliefs = _line_of_beliefs(config, n_steps, prior)
     values, known = np.zeros_like(beliefs), 0.0
     tables: list[np.ndarray] = []
     for _ in range(n_steps):
-        table = _one_step(config, beliefs, values, known, discount)
+        table = _one_step(config, beliefs, values, known if reveals else values, discount)
         values = np.take_along_axis(table, decide(table, beliefs)[:, None], axis=-1)[:, 0]
         known = _known_action(config)[1] + discount * known
         tables = [*tables, table] if horizon else [table]
@@ -115,7 +124,7 @@ def _greedy(table: np.ndarray, beliefs: np.ndarray) -> np.ndarray:
 
 
 def bayes_optimal_values(
-    config: TigerConfig, discount: float = 0.9, horizon: int | None = None, prior: float = 0.5
+    config: TigerConfig, discount: float = 0.9, horizon: int | None = None, prior: float = 0.5, reveals: bool = True
 ) -> TigerValues:
     """Bayes-optimal action values; ``.value`` is J*.
 
@@ -123,8 +132,9 @@ def bayes_optimal_values(
     :param discount: discount factor
     :param horizon: number of steps, ``None`` for infinitely many
     :param prior: P(tiger behind door 1) at the start
+    :param reveals: whether the agent sees the reward of opening a door, and with it where the tiger is
     """
-    return _solve(config, _greedy, discount, horizon, prior)
+    return _solve(config, _greedy, discount, horizon, prior, reveals)
 
 
 def qmdp_values(config: TigerConfig, discount: float = 0.9, horizon: int | None = None, prior: float = 0.5) -> TigerValues:
@@ -139,6 +149,7 @@ def qmdp_values(config: TigerConfig, discount: float = 0.9, horizon: int | None 
 
 def posterior_sampling_value(config: TigerConfig, discount: float = 0.9, horizon: int | None = None) -> float:
     """The value of :class:`PosteriorSampling`: it opens a door at random, or listens for ever where that pays best."""
+    _check_problem(discount, horizon)
     known_action, known_reward = _known_action(config)
     blind = config.reward_listen if known_action == LISTEN else (config.reward_tiger + config.reward_gold) / 2
     n_steps = np.inf if horizon is None else horizon
@@ -176,8 +187,9 @@ class _TigerOracle(Oracle[TigerConfig]):
         net, tiger, _, previous = state[:4]
         heard = (observations == 1).astype(np.int64) - (observations == 2)
         net = net + np.where(previous == LISTEN, heard, 0)
-        met_tiger, met_gold = (np.isclose(rewards, r) for r in (self.config.reward_tiger, self.config.reward_gold))
-        told = np.isin(previous, (OPEN_1, OPEN_2)) & (met_tiger != met_gold)
+        met_tiger = abs(rewards - self.config.reward_tiger) < abs(rewards - self.config.reward_gold)
+        tells = ~np.isnan(rewards) & (self.config.reward_tiger != self.config.reward_gold)
+        told = np.isin(previous, (OPEN_1, OPEN_2)) & tells
         return net, np.where(told, np.where(met_tiger, previous, 1 - previous), tiger)
 
     def _act_on(self, tiger: np.ndarray) -> np.ndarray:
@@ -187,20 +199,25 @@ class _TigerOracle(Oracle[TigerConfig]):
 
 
 class _TableOracle(_TigerOracle):
-    """Acts by the actions of :class:`TigerValues` until the tiger has been seen."""
+    """Acts by the actions of :class:`TigerValues` until the tiger has been seen; by others where rewards cannot be seen."""
 
     values: TigerValues
+    unrewarded: TigerValues
 
     def _act(
         self, observations: np.ndarray, rewards: np.ndarray, state: OracleState, deterministic: bool
     ) -> tuple[np.ndarray, OracleState]:
         net, tiger = self._remember(observations, rewards, state)
-        steps, table = state[2], self.values.actions
-        reach = table.shape[1] // 2
-        left = np.clip(len(table) - 1 - steps, 0, None)
-        unsure = table[left, np.clip(net, -reach, reach) + reach]
+        steps = state[2]
+        unsure = np.where(np.isnan(rewards), self._look_up(self.unrewarded, net, steps), self._look_up(self.values, net, steps))
         actions = np.where(tiger == UNKNOWN, unsure, self._act_on(tiger))
         return actions, (net, tiger, steps + 1, actions)
+
+    @staticmethod
+    def _look_up(values: TigerValues, net: np.ndarray, steps: np.ndarray) -> np.ndarray:
+        reach = values.actions.shape[1] // 2
+        left = np.clip(len(values.actions) - 1 - steps, 0, None)
+        return values.actions[left, np.clip(net, -reach, reach) + reach]
 
 
 class BayesOptimal(_TableOracle):
@@ -212,7 +229,9 @@ class BayesOptimal(_TableOracle):
 
     def __init__(self, config: TigerConfig | None = None, values: TigerValues | None = None) -> None:
         super().__init__(config)
-        self.values = values or bayes_optimal_values(self.config, discount=1.0, horizon=self.config.horizon)
+        horizon = self.config.horizon
+        self.values = values or bayes_optimal_values(self.config, discount=1.0, horizon=horizon)
+        self.unrewarded = bayes_optimal_values(self.config, discount=1.0, horizon=horizon, reveals=False)
 
 
 class ArgMaxQMDP(_TableOracle):
@@ -223,7 +242,7 @@ class ArgMaxQMDP(_TableOracle):
 
     def __init__(self, config: TigerConfig | None = None) -> None:
         super().__init__(config)
-        self.values = qmdp_values(self.config, discount=1.0, horizon=self.config.horizon)
+        self.values = self.unrewarded = qmdp_values(self.config, discount=1.0, horizon=self.config.horizon)
 
 
 class PosteriorSampling(_TigerOracle):
