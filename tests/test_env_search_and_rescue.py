@@ -168,6 +168,15 @@ def test_context_must_fit() -> None:
             env.reset(options={"context": bad})
 
 
+def test_contexts_are_immutable_copies() -> None:
+    doors = np.arange(8)
+    context = Rescue(doors, CENTRES[doors].tolist())
+    doors[0] = 19
+    assert context.doors[0] == 0
+    with pytest.raises(ValueError, match="read-only"):
+        context.doors[0] = 3
+
+
 def test_rewards_are_arguments() -> None:
     env = mission([2], [UPPER_LEFT], reward_victim=3.0, reward_hazard=-4.0, reward_listen=-0.5)
     assert go(env, LISTEN)[1] == -0.5

@@ -95,6 +95,24 @@ def test_gymnasium_vector_env(env_id: str) -> None:
             assert infos["final_info"]["context"][i] == fast_infos[i]["context"]
 
 
+@pytest.mark.parametrize("seed", [3, np.int64(3), [3, 4, 5], np.array([3, 4, 5])])
+def test_gymnasium_vector_env_seeds(seed: Any) -> None:
+    vector = gym.make_vec("SearchAndRescue5x5-v0", 3, vectorization_mode="vector_entry_point").unwrapped
+    fast = make_vec("sb3_ben:SearchAndRescue5x5-v0", 3, seed=3)
+    fast.reset()
+    for _ in range(2):
+        assert vector.reset(seed=seed)[1]["context"].tolist() == [info["context"] for info in fast.reset_infos]
+
+
+def test_gymnasium_vector_env_refuses_bad_seeds_and_masks() -> None:
+    vector = gym.make_vec("Tiger-v0", 3, vectorization_mode="vector_entry_point").unwrapped
+    for seeds in ([1, 2], [1, 2, 3, 4]):
+        with pytest.raises(ValueError, match="seed"):
+            vector.reset(seed=seeds)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="reset_mask"):
+        vector.reset(options={"reset_mask": np.array([True])})
+
+
 def test_gymnasium_vector_env_resets_a_part() -> None:
     vector = gym.make_vec("Tiger-v0", 4, vectorization_mode="vector_entry_point")
     vector.reset(seed=0)
@@ -160,8 +178,8 @@ def test_bad_arguments_are_named(env_id: str, kwargs: dict[str, Any], name: str)
             make(env_id, **kwargs)
 
 
-@pytest.mark.parametrize("n_envs", [0, -1])
-def test_bad_n_envs(n_envs: int) -> None:
+@pytest.mark.parametrize("n_envs", [0, -1, 2.5, "2"])
+def test_bad_n_envs(n_envs: Any) -> None:
     with pytest.raises(ValueError, match="`n_envs`"):
         make_vec("Tiger-v0", n_envs)
 
@@ -212,6 +230,9 @@ def test_step_needs_reset() -> None:
     env.step(0)
     with pytest.raises(gym.error.ResetNeeded):
         env.step(0)
+    for unreset in (make_vec("Tiger-v0", 2), gym.make_vec("Tiger-v0", 2, vectorization_mode="vector_entry_point")):
+        with pytest.raises(gym.error.ResetNeeded):
+            unreset.step(np.array([2, 2]))
 
 
 @pytest.mark.parametrize("env_id", ENV_IDS)
@@ -231,6 +252,11 @@ def test_vec_env_utilities() -> None:
     assert venv.get_attr("label", 1) == ["x"]
     with pytest.raises(NotImplementedError, match="set_attr"):
         venv.set_attr("label", "y", indices=0)
+    with pytest.raises(NotImplementedError, match="horizon"):
+        venv.set_attr("horizon", 3)
+    venv.seed(0)
+    venv.reset()
+    assert venv.get_attr("contexts") == [info["context"] for info in venv.reset_infos]
     assert [image.shape[-1] for image in venv.env_method("render", indices=[0, 2])] == [3, 3]
     assert "door" in make_vec("Tiger-v0", 1, render_mode="ansi").env_method("render")[0].lower()
     with pytest.raises(NotImplementedError, match="close"):

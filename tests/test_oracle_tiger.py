@@ -2,6 +2,7 @@
 
 import itertools
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -172,6 +173,38 @@ def test_raw_environment_warns_once_and_runs() -> None:
         warnings.simplefilter("error")
         sb3_evaluate_policy(oracle, TigerEnv(), n_eval_episodes=2, warn=False)
         sb3_evaluate_policy(tiger.BayesOptimal(), VecPreviousReward(TigerVecEnv(4)), n_eval_episodes=8, warn=False)
+
+
+def test_best_agent_without_rewards() -> None:
+    """Where rewards cannot be seen, opening teaches nothing: the oracle is the best agent for that problem."""
+    oracle = tiger.BayesOptimal()
+    assert oracle.unrewarded.value == pytest.approx(60.44, abs=0.01)
+    with pytest.warns(UserWarning, match="VecPreviousReward"):
+        scores, _ = sb3_evaluate_policy(oracle, TigerVecEnv(256, seed=2), 4096, return_episode_rewards=True, warn=False)
+    returns = np.asarray(scores)
+    assert abs(np.mean(returns) - oracle.unrewarded.value) <= 4 * np.std(returns) / np.sqrt(len(returns))
+
+
+def test_rewards_that_hardly_differ_are_told_apart() -> None:
+    config = TigerConfig(reward_tiger=-500_000.0, reward_gold=-499_996.0, reward_listen=-499_999.0)
+    oracle = tiger.BayesOptimal(config)
+    returns, _ = evaluate_policy(oracle, TigerVecEnv(256, seed=0, **vars(config)), 2048, return_episode_rewards=True, warn=False)
+    assert abs(np.mean(returns) - oracle.values.value) <= 4 * np.std(returns) / np.sqrt(len(returns)) + 0.5
+
+
+def test_state_of_another_size_is_refused() -> None:
+    oracle = tiger.AlwaysListen()
+    with pytest.raises(ValueError, match="state"):
+        oracle.predict(np.zeros(3, dtype=int), oracle.predict(0)[1])
+
+
+@pytest.mark.parametrize(("discount", "horizon"), [(1.0, None), (1.5, 3), (0.9, 0), (0.9, 2.5)])
+def test_bad_problems(discount: float, horizon: Any) -> None:
+    for value in (tiger.bayes_optimal_values, tiger.qmdp_values, tiger.posterior_sampling_value):
+        with pytest.raises(ValueError, match=r"discount|horizon"):
+            value(TigerConfig(), discount, horizon)
+    with pytest.raises(ValueError, match="prior"):
+        tiger.belief_after(TigerConfig(), 1, prior=2.0)
 
 
 @pytest.mark.parametrize(
