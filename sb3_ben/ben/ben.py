@@ -530,10 +530,7 @@ class BEN(OffPolicyAlgorithm):
     def _bellman_samples(self, histories: HistoryReplaySamples, q_values: th.Tensor) -> th.Tensor:
         """Samples b_t of the optimal Bellman operator, in the units of rewards.
 
-        The Q-network chooses the next action and the target network values it: where values are noisy, the largest of them is
-        too large, and a bootstrap would hand the error on.
-
-        :param q_values: the Q-network's values ``(T + 1, B, n_actions)``
+        :param q_values: the Q-network's values ``(T + 1, B, n_actions)``, by which ``double_q`` chooses the next actions
         """
         policy = self.policy
         rewards = policy.reward_units.standardize(histories.previous_rewards)
