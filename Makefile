@@ -13,8 +13,8 @@ export MPLBACKEND ?= Agg
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(ROOT)Makefile | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-# Installed anew only when the package's requirements change.
-$(VENV)/.installed: setup.cfg pyproject.toml constraints.txt
+# Installed anew only when the package's requirements change, or what installation copies.
+$(VENV)/.installed: setup.cfg setup.py sb3_ben/zoo/_hook.py pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[tests,docs]"
@@ -28,7 +28,7 @@ demo: $(VENV)/.installed  ## the main job: the tiger problem, a table and a pict
 test: $(VENV)/.installed lint type pytest  ## lint, type-check and run all tests
 
 pytest: $(VENV)/.installed  ## run the tests only
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 lint: $(VENV)/.installed  ## check style with ruff
 	$(BIN)/ruff check .
@@ -41,9 +41,16 @@ format: $(VENV)/.installed  ## rewrite the code in the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-benchmark: $(VENV)/.installed  ## speed of the environments and scores of the oracles
+benchmark: $(VENV)/.installed  ## speed of the environments, scores of the oracles, cost of the start-up hook
 	$(BIN)/python -m benchmarks.env_speed
+	$(BIN)/python -m benchmarks.startup
 	$(BIN)/python -m benchmarks.oracle_search_and_rescue
+
+compare: $(VENV)/.installed  ## BEN, RecurrentPPO and BootDQN+prior side by side in TensorBoard (ARGS="--env ... --seeds ...")
+	$(BIN)/python -m benchmarks.compare $(ARGS)
+
+screenshot: $(VENV)/.installed  ## a picture of that TensorBoard for the documentation
+	$(BIN)/python -m benchmarks.screenshot $(ARGS)
 
 docs: $(VENV)/.installed  ## build the documentation into docs/_build
 	$(BIN)/python -m sphinx -q -W -b html docs docs/_build
@@ -51,4 +58,4 @@ docs: $(VENV)/.installed  ## build the documentation into docs/_build
 clean:  ## remove .venv and everything generated
 	rm -rf $(VENV) build dist *.egg-info docs/_build results .mypy_cache .ruff_cache .pytest_cache
 
-.PHONY: help install demo test pytest lint type format benchmark docs clean
+.PHONY: help install demo test pytest lint type format benchmark compare screenshot docs clean
