@@ -10,16 +10,18 @@ from sb3_ben.envs import register_envs
 
 if TYPE_CHECKING:
     from sb3_ben.ben import BEN
+    from sb3_ben.bootdqn import BootDQN
     from sb3_ben.common.buffers import HistoryReplayBuffer
     from sb3_ben.common.evaluation import evaluate_policy
     from sb3_ben.common.vec_previous_reward import VecPreviousReward
     from sb3_ben.envs import make_vec
 
 __version__ = "0.1.0"
-__all__ = ["BEN", "HistoryReplayBuffer", "VecPreviousReward", "__version__", "evaluate_policy", "make_vec"]
+__all__ = ["BEN", "BootDQN", "HistoryReplayBuffer", "VecPreviousReward", "__version__", "evaluate_policy", "make_vec"]
 
 _MODULES = {
     "BEN": "sb3_ben.ben",
+    "BootDQN": "sb3_ben.bootdqn",
     "HistoryReplayBuffer": "sb3_ben.common.buffers",
     "VecPreviousReward": "sb3_ben.common.vec_previous_reward",
     "evaluate_policy": "sb3_ben.common.evaluation",

@@ -21,6 +21,11 @@ ENV_IDS = list(ENVIRONMENTS)
 SMALL_HORIZON = 9
 
 
+def small(env_id: str) -> dict[str, int]:
+    """The argument that makes an episode short: the horizon of deep sea is its size."""
+    return {"size" if env_id.startswith("DeepSea") else "horizon": SMALL_HORIZON}
+
+
 def random_actions(env: VecEnv | gym.Env, n_steps: int, n_envs: int, seed: int = 0) -> np.ndarray:
     assert isinstance(env.action_space, gym.spaces.Discrete)
     return np.random.default_rng(seed).integers(env.action_space.n, size=(n_steps, n_envs))
@@ -55,8 +60,8 @@ def test_same_seed_same_episode(env_id: str) -> None:
 def test_vectorised_equals_single(env_id: str) -> None:
     """Slot i of the fast VecEnv plays, bit for bit, what the i-th environment of a DummyVecEnv plays, over several episodes."""
     n_envs = 3
-    fast: Any = make_vec(env_id, n_envs, horizon=SMALL_HORIZON)
-    slow: Any = DummyVecEnv([lambda: gym.make(env_id, horizon=SMALL_HORIZON)] * n_envs)
+    fast: Any = make_vec(env_id, n_envs, **small(env_id))
+    slow: Any = DummyVecEnv([lambda: gym.make(env_id, **small(env_id))] * n_envs)
     for venv in (fast, slow):
         venv.seed(3)
     assert np.array_equal(fast.reset(), slow.reset())
@@ -79,8 +84,8 @@ def test_vectorised_equals_single(env_id: str) -> None:
 @pytest.mark.parametrize("env_id", ENV_IDS)
 def test_gymnasium_vector_env(env_id: str) -> None:
     n_envs = 3
-    vector = gym.make_vec(env_id, n_envs, vectorization_mode="vector_entry_point", horizon=SMALL_HORIZON)
-    fast: Any = make_vec(env_id, n_envs, seed=5, horizon=SMALL_HORIZON)
+    vector = gym.make_vec(env_id, n_envs, vectorization_mode="vector_entry_point", **small(env_id))
+    fast: Any = make_vec(env_id, n_envs, seed=5, **small(env_id))
     observations, infos = vector.reset(seed=5)
     assert np.array_equal(observations, fast.reset())
     assert vector.observation_space.contains(observations)
@@ -124,17 +129,18 @@ def test_gymnasium_vector_env_resets_a_part() -> None:
 
 @pytest.mark.parametrize("env_id", ENV_IDS)
 def test_time_limit(env_id: str) -> None:
-    venv = make_vec(env_id, 2, seed=0, horizon=SMALL_HORIZON)
+    venv = make_vec(env_id, 2, seed=0, **small(env_id))
     venv.reset()
     for t in range(1, SMALL_HORIZON + 1):
         _, _, dones, infos = venv.step(np.zeros(2, dtype=int))
         assert dones.tolist() == [t == SMALL_HORIZON] * 2
-    assert infos[0]["TimeLimit.truncated"] == (env_id != "BernoulliBandit-v0")
+    assert infos[0]["TimeLimit.truncated"] == (env_id not in ("BernoulliBandit-v0", "DeepSea-v0", "DeepSea20-v0"))
 
 
 def test_default_horizons() -> None:
     horizons = {env_id: make_vec(env_id).world.horizon for env_id in ENV_IDS}
-    assert horizons == {"Tiger-v0": 11, "SearchAndRescue-v0": 245, "SearchAndRescue5x5-v0": 125, "BernoulliBandit-v0": 20}
+    own = {"Tiger-v0": 11, "SearchAndRescue-v0": 245, "SearchAndRescue5x5-v0": 125, "BernoulliBandit-v0": 20}
+    assert horizons == {**own, "DeepSea-v0": 10, "DeepSea20-v0": 20}
 
 
 def test_long_horizons_draw_their_noise_in_blocks() -> None:
@@ -237,7 +243,7 @@ def test_step_needs_reset() -> None:
 
 @pytest.mark.parametrize("env_id", ENV_IDS)
 def test_sb3_learns_on_the_fast_vec_env(env_id: str) -> None:
-    venv = VecMonitor(make_vec(env_id, 4, seed=0, horizon=SMALL_HORIZON))
+    venv = VecMonitor(make_vec(env_id, 4, seed=0, **small(env_id)))
     model = PPO("MlpPolicy", venv, n_steps=16, batch_size=32, n_epochs=1, policy_kwargs={"net_arch": [8]}, seed=0)
     model.learn(64)
     assert len(model.ep_info_buffer or []) > 0

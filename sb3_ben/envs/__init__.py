@@ -21,6 +21,8 @@ ENVIRONMENTS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "SearchAndRescue-v0": ("search_and_rescue", "SearchAndRescue", {}),
     "SearchAndRescue5x5-v0": ("search_and_rescue", "SearchAndRescue", {"grid_size": 5, "n_victims": 3, "n_hazards": 5}),
     "BernoulliBandit-v0": ("bandit", "BernoulliBandit", {}),
+    "DeepSea-v0": ("deep_sea", "DeepSea", {}),
+    "DeepSea20-v0": ("deep_sea", "DeepSea", {"size": 20}),
 }
 
 
