@@ -19,13 +19,70 @@ __all__ = ["RNN_TYPES", "Hidden", "HistoryInput", "HistoryQNetwork", "RandomEnco
 #: hidden state of the recurrent layer, one entry for a GRU, two for an LSTM, none without memory; each ``(layers, batch, size)``
 Hidden = tuple[th.Tensor, ...]
 
-RNN_TYPES: dict[str, type[nn.LSTM] | type[nn.GRU] | None] = {"lstm": nn.LSTM, "gru": nn.GRU, "none": None}
 REWARD_CLIP = 10.0  # standard deviations
 
 
 def select_rows(mask: th.Tensor, fresh: Hidden, old: Hidden) -> Hidden:
     """Hidden states, taken from ``fresh`` for the environments in the mask and from ``old`` for the others."""
     return tuple(th.where(mask[None, :, None], new, kept) for new, kept in zip(fresh, old, strict=True))
+
+
+def linear_scan(inputs: th.Tensor, decay: th.Tensor, before: th.Tensor | None = None) -> th.Tensor:
+    r"""The linear recurrence :math:`z_t = \lambda \odot z_{t-1} + x_t` over all steps, in a logarithmic number of passes.
+
+    :param inputs: x ``(T, B, size)``
+    :param decay: lambda ``(size,)``
+    :param before: z before the first step ``(B, size)``, nothing if not given
+    """
+    z = inputs if before is None else th.cat((inputs[:1] + decay * before, inputs[1:]))
+    stride = 1
+    while stride < len(z):  # twice as far back in every pass
+        z = th.cat((z[:stride], z[stride:] + decay * z[:-stride]))
+        stride, decay = 2 * stride, decay.square()
+    return z
+
+
+class LinearRNN(nn.Module):
+    r"""Recurrent layers that add up evidence: :math:`z_t = \lambda \odot z_{t-1} + W x_t`, and :math:`z_t + D x_t` as output.
+
+    What the layers before it make of one step is weighed and summed, each sum with a learned time constant. That is what beliefs
+    do (log-odds of independent observations add up), no gradient vanishes on the way, and a pass over T steps takes
+    log2 T operations instead of T. Arguments and calls are those of ``torch.nn.GRU``.
+
+    :param input_size: number of inputs
+    :param hidden_size: number of sums
+    :param num_layers: number of layers, with ReLU between them
+    """
+
+    MAX_TIME = 300.0  # the longest of the initial time constants, in steps; the shortest is a thousandth of it
+
+    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1) -> None:
+        super().__init__()
+        sizes = [input_size] + [hidden_size] * num_layers
+        self.inputs = nn.ModuleList(nn.Linear(size, hidden_size) for size in sizes[:-1])
+        self.skips = nn.ModuleList(nn.Linear(size, hidden_size, bias=False) for size in sizes[:-1])
+        times = th.logspace(-3, 0, hidden_size) * self.MAX_TIME
+        self.log_times = nn.Parameter(times.log().repeat(num_layers, 1))
+
+    def forward(self, inputs: th.Tensor, hidden: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+        """Outputs ``(T, B, hidden_size)`` and the memory after the last step ``(num_layers, B, hidden_size)``."""
+        after: list[th.Tensor] = []
+        for weigh, skip, log_time, before in zip(self.inputs, self.skips, self.log_times, hidden, strict=True):
+            inputs = F.relu(inputs) if after else inputs
+            decay = th.exp(-th.exp(-log_time))
+            # the variance of a sum does not depend on its time constant
+            z = linear_scan(weigh(inputs) * (1 - decay.square()).sqrt(), decay, before)
+            inputs = z + skip(inputs)
+            after.append(z[-1])
+        return inputs, th.stack(after)
+
+
+RNN_TYPES: dict[str, type[nn.LSTM] | type[nn.GRU] | type[LinearRNN] | None] = {
+    "lstm": nn.LSTM,
+    "gru": nn.GRU,
+    "linear": LinearRNN,
+    "none": None,
+}
 
 
 class HistoryInput(BasePolicy):
@@ -87,7 +144,7 @@ class HistoryQNetwork(HistoryInput):
     :param net_arch: sizes of the fully connected layers, before and again after the recurrent layer
     :param activation_fn: their activation
     :param normalize_images: whether images are divided by 255
-    :param rnn_type: ``"lstm"``, ``"gru"`` or ``"none"``
+    :param rnn_type: ``"lstm"``, ``"gru"``, ``"linear"`` or ``"none"``
     :param rnn_hidden_size: size of the recurrent layer
     :param n_rnn_layers: number of recurrent layers
     """
@@ -161,7 +218,7 @@ class HistoryQNetwork(HistoryInput):
         if self.rnn is None:
             return inputs, ()
         hidden = self.initial_hidden(inputs.shape[1]) if hidden is None else hidden
-        if len(inputs) == 1 and self.n_rnn_layers == 1:
+        if len(inputs) == 1 and self.n_rnn_layers == 1 and self.rnn_type != "linear":
             return self._single_step(inputs, hidden)
         outputs, after = self.rnn(inputs, hidden if self.rnn_type == "lstm" else hidden[0])
         return outputs, after if self.rnn_type == "lstm" else (after,)
@@ -175,7 +232,7 @@ class HistoryQNetwork(HistoryInput):
 
     def _single_step(self, inputs: th.Tensor, hidden: Hidden) -> tuple[th.Tensor, Hidden]:
         """One step of the recurrent layer: as a cell, several times as fast as a sequence of length one."""
-        weights = self.rnn._flat_weights  # type: ignore[union-attr]
+        weights: list[th.Tensor] = self.rnn._flat_weights  # type: ignore[union-attr, assignment]
         if self.rnn_type == "lstm":
             output, cell = th.lstm_cell(inputs[0], [part[0] for part in hidden], *weights)
             return output[None], (output[None], cell[None])
@@ -219,13 +276,7 @@ class RandomEncoder(HistoryInput):
         :param inputs: what :meth:`history_input` has made of the histories
         :param hidden: the memory before the first step
         """
-        z = inputs @ self.weight
-        if hidden is not None:
-            z[0] += self.decay * hidden[0][0]
-        stride, decay = 1, self.decay
-        while stride < len(z):  # a parallel scan: twice as far back in every pass
-            z = th.cat((z[:stride], z[stride:] + decay * z[:-stride]))
-            stride, decay = 2 * stride, decay.square()
+        z = linear_scan(inputs @ self.weight, self.decay, None if hidden is None else hidden[0][0])
         return F.rms_norm(z, z.shape[-1:], eps=1e-6), (z[-1:],)
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = True) -> th.Tensor:
