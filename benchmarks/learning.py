@@ -1,6 +1,6 @@
 """How well BEN learns, beside its control (the same agent with the flows switched off), with the zoo's hyperparameters.
 
-python -m benchmarks.learning [--env Tiger-v0 ...] [--seeds 10] [--jobs 2]
+python -m benchmarks.learning [--env Tiger-v0 ...] [--seeds 10] [--jobs 2] [--options "exploration='spread'" ...]
 
 Every agent is scored by its greedy return after the last step, in worlds that training has not seen; all meet the same ones.
 Where the optimum is known, the score is the optimum plus the mean difference to the optimal agent in these very worlds, which is
@@ -27,7 +27,7 @@ from sb3_ben.envs.bandit import BanditConfig
 from sb3_ben.envs.tiger import TigerConfig
 from sb3_ben.oracles import bandit, tiger
 
-AGENTS = {"BEN": {}, "control (bellman='point')": {"bellman": "point"}}
+AGENTS: dict[str, dict[str, Any]] = {"BEN": {}, "control (bellman='point')": {"bellman": "point"}}
 TEST_SEED = 50_000  # far from the seeds of training and of tuning
 N_EPISODES = {"Tiger-v0": 4096, "BernoulliBandit-v0": 20_000}
 
@@ -96,11 +96,13 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10, help="number of seeds")
     parser.add_argument("--first-seed", type=int, default=100, help="the first of them (tuning used seeds below 100)")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, one thread each")
+    parser.add_argument("--options", nargs="+", default=[], help="compare BEN with these arguments instead of the control")
     args = parser.parse_args()
+    agents = {options: eval(f"dict({options})") for options in args.options} or AGENTS
     titles = f"{'mean':>9s} +- {'95 %':>6s}{'worst':>10s}{'median':>10s}{'steps':>10s}{'CPU s':>9s}   all seeds"
     print(f"{'environment':24s}{'agent':28s}{titles}")
     for env_id in args.env:
-        for name, options in AGENTS.items():
+        for name, options in agents.items():
             seeds = range(args.first_seed, args.first_seed + args.seeds)
             report(env_id, name, Parallel(n_jobs=args.jobs)(delayed(train)(env_id, seed, options) for seed in seeds))
         if (known := optimum(env_id)) is not None:

@@ -1,0 +1,80 @@
+"""Recurrent layers of our own, and the features extractor of search and rescue."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+
+from sb3_ben import BEN, make_vec
+from sb3_ben.common.extractors import RescueExtractor
+from sb3_ben.common.recurrent import LinearRNN, linear_scan
+from sb3_ben.envs.search_and_rescue import LISTEN
+
+
+@pytest.mark.parametrize("n_steps", [1, 2, 7, 32])
+def test_scan_equals_a_loop(n_steps: int) -> None:
+    inputs, decay, z = th.randn(n_steps, 3, 5), th.rand(5), th.randn(3, 5)
+    scanned = linear_scan(inputs, decay, z)
+    for x, after in zip(inputs, scanned, strict=True):
+        z = decay * z + x
+        th.testing.assert_close(after, z)
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_linear_rnn_in_two_parts_equals_one_pass(num_layers: int) -> None:
+    rnn, inputs, before = LinearRNN(4, 6, num_layers), th.randn(9, 3, 4), th.zeros(num_layers, 3, 6)
+    whole, after = rnn(inputs, before)
+    first, between = rnn(inputs[:5], before)
+    second, at_last = rnn(inputs[5:], between)
+    th.testing.assert_close(th.cat((first, second)), whole)
+    th.testing.assert_close(at_last, after)
+
+
+def test_linear_rnn_remembers_for_long_and_learns_from_it() -> None:
+    rnn, inputs = LinearRNN(1, 8), th.zeros(200, 1, 1, requires_grad=True)
+    rnn(inputs, th.zeros(1, 1, 8))[0][-1].sum().backward()
+    gradient = inputs.grad
+    assert gradient is not None and abs(gradient[0]) > 0.05 * abs(gradient[-2])
+
+
+def test_agent_with_linear_memory_steps_as_it_replays() -> None:
+    kwargs = {"rnn_type": "linear", "rnn_hidden_size": 8, "net_arch": [8], "phi_dim": 4}
+    model = BEN("MlpLstmPolicy", make_vec("Tiger-v0", 2, seed=0), policy_kwargs=kwargs, learning_starts=32, batch_size=4, seed=0)
+    model.learn(128)
+    policy, rng = model.policy, np.random.default_rng(0)
+    obs = th.as_tensor(rng.integers(3, size=(6, 2)))
+    actions = th.as_tensor(np.vstack((np.full((1, 2), -1), rng.integers(3, size=(5, 2)))))
+    rewards = th.as_tensor(rng.normal(size=(6, 2)).astype(np.float32)) * (actions >= 0)
+    with th.no_grad():
+        whole, _ = policy.encode(obs, actions, rewards)
+        hidden = policy.initial_memory(2).hidden
+        for t in range(6):
+            one, hidden = policy.encode(obs[t : t + 1], actions[t : t + 1], rewards[t : t + 1], hidden)
+            th.testing.assert_close(one.q_values[0], whole.q_values[t], atol=1e-5, rtol=1e-4)
+
+
+def test_rescue_extractor_measures_distances() -> None:
+    env = gym.make("SearchAndRescue5x5-v0", sigma_noise=0.0)
+    first, _ = env.reset(seed=0)
+    heard = env.step(LISTEN)[0]
+    assert isinstance(env.observation_space, spaces.Box)
+    extractor = RescueExtractor(env.observation_space)
+    features = extractor(th.as_tensor(np.stack((first, heard)))).numpy()
+    assert features.shape == (2, extractor.features_dim)
+    n_cells, n_entities = 25, len(first) - 2
+    assert features[:, 12].tolist() == [1, 1] and features[:, :n_cells].sum() == 2  # in the middle
+    distances = np.linalg.norm(env.unwrapped.world.positions[0], axis=1)  # type: ignore[attr-defined]
+    np.testing.assert_allclose(features[1, n_cells : n_cells + n_entities] * 5, distances, rtol=1e-4)
+    assert not features[0, n_cells : n_cells + n_entities].any()  # nothing heard is not far away
+
+
+def test_rescue_extractor_passes_on_what_wrappers_add() -> None:
+    space = spaces.Box(-2, 2, (2 + 3 + 4,))
+    extractor = RescueExtractor(space, n_entities=3)
+    features = extractor(th.ones(1, 9))
+    assert features.shape == (1, extractor.features_dim) == (1, 25 + 3 + 9)
+    with pytest.raises(ValueError, match="n_entities"):
+        RescueExtractor(space, n_entities=8)
