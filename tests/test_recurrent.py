@@ -37,7 +37,8 @@ def test_linear_rnn_remembers_for_long_and_learns_from_it() -> None:
     rnn, inputs = LinearRNN(1, 8), th.zeros(200, 1, 1, requires_grad=True)
     rnn(inputs, th.zeros(1, 1, 8))[0][-1].sum().backward()
     gradient = inputs.grad
-    assert gradient is not None and abs(gradient[0]) > 0.05 * abs(gradient[-2])
+    assert gradient is not None
+    assert abs(gradient[0]) > 0.05 * abs(gradient[-2])
 
 
 def test_agent_with_linear_memory_steps_as_it_replays() -> None:
@@ -65,7 +66,8 @@ def test_rescue_extractor_measures_distances() -> None:
     features = extractor(th.as_tensor(np.stack((first, heard)))).numpy()
     assert features.shape == (2, extractor.features_dim)
     n_cells, n_entities = 25, len(first) - 2
-    assert features[:, 12].tolist() == [1, 1] and features[:, :n_cells].sum() == 2  # in the middle
+    assert features[:, 12].tolist() == [1, 1]
+    assert features[:, :n_cells].sum() == 2
     distances = np.linalg.norm(env.unwrapped.world.positions[0], axis=1)  # type: ignore[attr-defined]
     np.testing.assert_allclose(features[1, n_cells : n_cells + n_entities] * 5, distances, rtol=1e-4)
     assert not features[0, n_cells : n_cells + n_entities].any()  # nothing heard is not far away

@@ -28,12 +28,12 @@ class RescueExtractor(BaseFeaturesExtractor):
         self.n_entities = n_inputs - 2 if n_entities is None else n_entities
         if not 0 <= self.n_entities <= n_inputs - 2:
             raise ValueError(f"`n_entities` must lie between 0 and {n_inputs - 2} for these observations, got {n_entities}")
-        self.half = int(observation_space.high[0])
-        self.grid_size = 2 * self.half + 1
+        self.edge = int(observation_space.high[0])
+        self.grid_size = 2 * self.edge + 1
         super().__init__(observation_space, self.grid_size**2 + self.n_entities + n_inputs)
 
     def forward(self, observations: th.Tensor) -> th.Tensor:
-        cell = (observations[:, :2] + self.half).round().long().clamp(0, self.grid_size - 1)
+        cell = (observations[:, :2] + self.edge).round().long().clamp(0, self.grid_size - 1)
         place = F.one_hot(cell[:, 0] * self.grid_size + cell[:, 1], self.grid_size**2)
         readings = observations[:, 2 : 2 + self.n_entities]
         distances = (-self.grid_size * readings.clamp_min(self.MIN_READING).log()).clamp_min(0).sqrt()
