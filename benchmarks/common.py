@@ -7,6 +7,9 @@ from typing import Any
 
 import yaml
 from stable_baselines3.common.utils import LinearSchedule
+from torch import nn
+
+from sb3_ben.common.extractors import RescueExtractor
 
 HYPERPARAMS = Path(__file__).resolve().parent.parent / "hyperparams"
 
@@ -34,5 +37,5 @@ def tuned(algorithm: str, env_id: str) -> dict[str, Any]:
         if isinstance(value, str) and value.startswith("lin_"):
             settings[name] = LinearSchedule(float(value.removeprefix("lin_")), 0.0, 1.0)
         elif isinstance(value, str) and value.startswith("dict("):
-            settings[name] = eval(value)  # as the zoo does
+            settings[name] = eval(value, {"nn": nn, "RescueExtractor": RescueExtractor})  # as the zoo does
     return settings

@@ -18,6 +18,7 @@ from typing import Any
 from gymnasium.envs.registration import registry
 
 import sb3_ben
+from sb3_ben.common.extractors import RescueExtractor
 from sb3_ben.zoo import search
 from sb3_ben.zoo.hub import mend_hub
 
@@ -55,6 +56,7 @@ def _extend_exp_manager(exp_manager: ModuleType) -> None:
     for name in ALGORITHMS:
         exp_manager.HYPERPARAMS_SAMPLER.setdefault(name, search.SAMPLERS[name])
         exp_manager.HYPERPARAMS_CONVERTER.setdefault(name, search.CONVERTERS[name])
+    exp_manager.RescueExtractor = RescueExtractor  # type: ignore[attr-defined]  # a name for `policy_kwargs`, which are evaluated there
     _wrap(exp_manager.ExperimentManager, "__init__", _choose_config)
     _wrap(exp_manager.ExperimentManager, "read_hyperparameters", _save_previous_reward)
 
