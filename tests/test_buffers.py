@@ -174,7 +174,8 @@ def test_pickle_in_the_middle_of_an_episode(n_steps: int) -> None:
         np.random.seed(1)
         samples.append(filled.sample(32))
     check(twin, samples[1])
-    assert all(th.equal(a, b) for a, b in zip(samples[0][1:], samples[1][1:], strict=True))
+    tensors = [name for name in samples[0]._fields if name not in ("observations", "beliefs")]
+    assert all(th.equal(getattr(samples[0], name), getattr(samples[1], name)) for name in tensors)
 
 
 def n_bytes(thing: Any) -> int:
@@ -241,3 +242,39 @@ def test_action_spaces_that_start_elsewhere() -> None:
     samples = buffer.running_episodes()
     assert samples.actions.flatten().tolist() == [1, 1]
     assert samples.previous_actions.flatten().tolist() == [-1, 1, 1]
+
+
+class BelievingRecorder(Recorder):
+    """Stores a belief beside every observation: three times what is observed, plus one."""
+
+    def run(self, n_steps: int, p_end: float = 0.15) -> None:
+        for _ in range(n_steps):
+            now = 3 * self.observe() + 1
+            self.step += 1
+            after = 3 * self.observe() + 1
+            self.step -= 1
+            self.buffer.add_beliefs(now, after)
+            super().run(1, p_end)
+
+
+@pytest.mark.parametrize(("buffer_size", "n_envs", "sequence_length"), [(60, 3, 5), (1000, 3, 4), (40, 4, 10), (3, 1, 7)])
+def test_beliefs_travel_with_their_observations(buffer_size: int, n_envs: int, sequence_length: int) -> None:
+    """Over the write position, at time limits and interruptions, and for the newest successors."""
+    np.random.seed(0)
+    buffer = HistoryReplayBuffer(buffer_size, BOX, ACTIONS, "cpu", n_envs, sequence_length=sequence_length, belief_dim=3)
+    recorder = BelievingRecorder(buffer, BOX)
+    for _ in range(8):
+        recorder.run(11)
+        samples = buffer.sample(64)
+        check(recorder, samples)
+        assert samples.beliefs is not None
+        assert np.array_equal(samples.beliefs.numpy(), 3 * vector_of(samples.observations) + 1)
+        recorder.interrupt()
+
+
+def test_forgotten_and_misshapen_beliefs_are_refused() -> None:
+    buffer = HistoryReplayBuffer(10, BOX, ACTIONS, "cpu", belief_dim=3)
+    with pytest.raises(ValueError, match="add_beliefs"):
+        Recorder(buffer, BOX).run(1)
+    with pytest.raises(ValueError, match="shape"):
+        buffer.add_beliefs(np.zeros((1, 3)), np.zeros((1, 2)))

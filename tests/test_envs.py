@@ -21,7 +21,7 @@ ENV_IDS = list(ENVIRONMENTS)
 SMALL_HORIZON = 9
 
 
-def small(env_id: str) -> dict[str, int]:
+def small(env_id: str) -> dict[str, Any]:
     """The argument that makes an episode short: the horizon of deep sea is its size."""
     return {"size" if env_id.startswith("DeepSea") else "horizon": SMALL_HORIZON}
 

@@ -8,7 +8,8 @@ import random
 import warnings
 import zipfile
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
@@ -24,15 +25,18 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Rollout
 from stable_baselines3.common.utils import (
     FloatSchedule,
     LinearSchedule,
+    configure_logger,
     get_parameters_by_name,
     polyak_update,
     should_collect_more_steps,
     update_learning_rate,
 )
 from stable_baselines3.common.vec_env import VecEnv
+from torch.distributions import Distribution
+from tqdm import tqdm  # type: ignore[import-untyped]
 
 from sb3_ben.ben.policies import BENPolicy, CnnLstmPolicy, Encoding, MlpGruPolicy, MlpLstmPolicy, MlpPolicy, MultiInputLstmPolicy
-from sb3_ben.common.buffers import HistoryReplayBuffer, HistoryReplaySamples, as_histories
+from sb3_ben.common.buffers import HistoryReplayBuffer, HistoryReplaySamples, as_histories, join_histories
 from sb3_ben.common.epistemic import EpistemicFlow, RowAdam, StackedEpistemicFlow
 from sb3_ben.common.objectives import (
     PAPER_BASE_PRECISION,
@@ -44,6 +48,7 @@ from sb3_ben.common.objectives import (
     negative_elbo,
     total_variance,
 )
+from sb3_ben.common.priors import Believed, Prior, bellman_means, simulate, terminal_observations, transition_histories
 from sb3_ben.common.vec_previous_reward import VecPreviousReward
 
 __all__ = ["BEN", "BellmanDistribution"]
@@ -54,9 +59,10 @@ CHOICES = {
     "belief_scope": ("run", "episode"),
     "msbbe": ("semi", "double"),
     "elbo": ("exact", "paper"),
-    "bellman": ("flow", "point"),
+    "bellman": ("flow", "point", "model"),
     "exploration": ("epsilon", "spread", "posterior", "greedy"),
 }
+PRETRAIN_LOG_INTERVAL = 100  # steps of pre-training that logged values are averaged over
 SPREAD = (0.02, 0.5)  # the epsilons of exploration="spread"; a quarter of the environments act at random
 
 
@@ -118,13 +124,14 @@ class BEN(OffPolicyAlgorithm):
     :param max_grad_norm: maximal norm of the gradient
     :param sequence_length: t', maximal number of transitions in a replayed history
     :param n_posterior_steps: N_posterior, steps on the ELBO for each step on the MSBBE
-    :param n_pretrain_steps: N_pretrain, steps on the MSBBE under the prior before the first action
+    :param n_pretrain_steps: N_pretrain, steps of Algorithm 2 before the first action, see :meth:`pretrain`
     :param n_phi_samples: hypotheses drawn from the posterior in each gradient step
     :param posterior_learning_rate: learning rate of the flows, a number or a schedule; ``None`` for three times ``learning_rate``
     :param belief_scope: ``"run"``: one posterior over all transitions replayed so far; ``"episode"``: each environment has its
         own, reset to the prior when an episode begins and fitted to that episode alone
     :param bellman: ``"flow"``: pull Q to the mean of the flows' predictive distribution; ``"point"``: to the Bellman samples
-        themselves, which switches both flows off (a recurrent DQN, the control of our experiments)
+        themselves, which switches both flows off (a recurrent DQN, the control of our experiments); ``"model"``: to the
+        predictive mean of the prior's exact model, which takes the place of both flows (and of ``"flow"`` where there is one)
     :param flow_weight: Q is pulled to the predictive mean with this weight and to the Bellman sample itself with the rest; 1 is
         the paper, and slow until the flows have learned to tell histories apart
     :param double_q: whether the Q-network chooses the next action that the target network values (double Q-learning), or the
@@ -135,6 +142,8 @@ class BEN(OffPolicyAlgorithm):
         deviations of b
     :param exploration: ``"epsilon"`` (annealed, tossed per environment), ``"spread"`` (a fixed range of epsilons over the
         environments), ``"posterior"`` (one hypothesis per episode) or ``"greedy"`` (the paper)
+    :param prior: what is known before the first step: a distribution over phi, or a :class:`~sb3_ben.common.priors.Prior` with
+        any of known transitions, simulations, an exact model and a belief
     :param stats_window_size: number of episodes that rollout statistics are averaged over
     :param tensorboard_log: the log location for tensorboard (if None, no logging)
     :param policy_kwargs: additional arguments of the policy, see :class:`~sb3_ben.ben.policies.BENPolicy`
@@ -188,6 +197,7 @@ class BEN(OffPolicyAlgorithm):
         elbo: str = "exact",
         bellman_noise: float = 0.3,
         exploration: str = "epsilon",
+        prior: Prior | Distribution | None = None,
         stats_window_size: int = 100,
         tensorboard_log: str | None = None,
         policy_kwargs: dict[str, Any] | None = None,
@@ -240,10 +250,13 @@ class BEN(OffPolicyAlgorithm):
         self.bellman_noise = bellman_noise
         self.exploration = exploration
         self.exploration_rate = 0.0
+        self.prior = prior
         # What is remembered of the running episodes, and how far the current rollout has come: all that an exact resume needs
         self._memory: tuple[np.ndarray, ...] | None = None
         self._last_rewards: np.ndarray | None = None
         self._hypotheses: np.ndarray | None = None
+        self._believed: Believed | None = None
+        self._n_pretrained, self._simulation_seed = 0, 0
         self._rollout_steps, self._rollout_episodes, self._n_calls = 0, 0, 0
         self._resume: dict[str, Any] | None = None
         if _init_setup_model:
@@ -252,11 +265,12 @@ class BEN(OffPolicyAlgorithm):
     # ------------------------------------------------------------------ set-up
 
     def _setup_model(self) -> None:
+        self.known = Prior.of(self.prior)
         self._check_arguments()
         self.replay_buffer_class = self.replay_buffer_class or HistoryReplayBuffer
         if issubclass(self.replay_buffer_class, HistoryReplayBuffer):
             self.replay_buffer_kwargs = {"sequence_length": self.sequence_length, **self.replay_buffer_kwargs}
-        super()._setup_model()
+        self._setup_networks_and_buffer()
         self.q_net, self.q_net_target = self.policy.q_net, self.policy.q_net_target
         self._running_stats = [get_parameters_by_name(net, ["running_"]) for net in (self.q_net, self.q_net_target)]
         if self.n_envs > self.target_update_interval:
@@ -274,6 +288,19 @@ class BEN(OffPolicyAlgorithm):
         self.beliefs = StackedEpistemicFlow(self.policy.epistemic, self.n_envs).to(self.device)
         self.beliefs_optimizer = RowAdam(self.beliefs.psi.parameters(), lr=self.posterior_lr_schedule(1))
 
+    def _setup_networks_and_buffer(self) -> None:
+        """SB3's set-up. What the prior says is passed on, but not kept among the user's arguments: it has a place of its own."""
+        given = self.policy_kwargs, self.replay_buffer_kwargs
+        parts = {"prior": self.known.phi, "belief": self.known.belief, "bellman_model": self.known.model}
+        self.policy_kwargs = given[0] | {name: part for name, part in parts.items() if part is not None}
+        tracker = BENPolicy.make_tracker(self.known.belief, self.known.model)
+        self.replay_buffer_kwargs = given[1] | ({} if tracker is None else {"belief_dim": tracker.dim})
+        try:
+            super()._setup_model()
+        finally:
+            self.policy_kwargs, self.replay_buffer_kwargs = given
+        self._simulated: HistoryReplayBuffer | None = None
+
     def _three_times_lr(self, progress_remaining: float) -> float:
         return 3 * self.lr_schedule(progress_remaining)
 
@@ -283,6 +310,7 @@ class BEN(OffPolicyAlgorithm):
             if value not in choices:
                 raise ValueError(f"`{name}` must be one of {', '.join(map(repr, choices))}, got {value!r}")
         self._check_observation_space()
+        self._check_prior()
         if self.belief_scope == "episode" and not issubclass(
             self.replay_buffer_class or HistoryReplayBuffer, HistoryReplayBuffer
         ):
@@ -304,6 +332,27 @@ class BEN(OffPolicyAlgorithm):
         for name in ("tau", "gamma", "flow_weight", "exploration_fraction", "exploration_initial_eps", "exploration_final_eps"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"`{name}` must lie between 0 and 1, got {getattr(self, name)}")
+
+    def _check_prior(self) -> None:
+        """Say at once which parts of the prior do not go together with the rest."""
+        known = self.known
+        if known.phi is not None and self.policy_kwargs.get("prior") is not None:
+            raise ValueError("There are two priors over phi, one in `prior` and one in `policy_kwargs`: give one of them")
+        if known.model is not None and self.bellman == "flow":
+            self.bellman = "model"
+        if (known.model is not None) != (self.bellman == "model"):
+            which = "without" if known.model is None else "with"
+            raise ValueError(f"`bellman={self.bellman!r}` does not go together with a prior {which} a model")
+        if known.model is not None and self.exploration == "posterior":
+            raise ValueError("`exploration='posterior'` draws hypotheses from the flows, and an exact model takes their place")
+        filters = known.belief is not None or known.model is not None
+        if filters and not issubclass(self.replay_buffer_class or HistoryReplayBuffer, HistoryReplayBuffer):
+            raise ValueError("A prior with a belief or a model needs a HistoryReplayBuffer, which stores what filters say")
+        normalize = None if self.env is None else self.get_vec_normalize_env()
+        if filters and normalize is not None and normalize.norm_obs:
+            raise ValueError("The filters of a prior read the environment's own observations: use VecNormalize(norm_obs=False)")
+        if known.simulations is not None and self.belief_scope == "episode":
+            raise ValueError("`belief_scope='episode'` learns from the running episodes alone, and can use no simulations")
 
     def _check_observation_space(self) -> None:
         """Say at once, and with a remedy, what the networks could only stumble over."""
@@ -337,6 +386,7 @@ class BEN(OffPolicyAlgorithm):
         total_timesteps, callback = super()._setup_learn(total_timesteps, *args, **kwargs)
         if self.replay_buffer.n_envs != self.n_envs:
             raise ValueError(f"The replay buffer holds {self.replay_buffer.n_envs} environments, the model has {self.n_envs}")
+        self._check_prior()  # of the environment in use, which may have been set since
         if is_fresh:
             self._start_episodes()
         return total_timesteps, callback
@@ -351,12 +401,12 @@ class BEN(OffPolicyAlgorithm):
         """Every environment has been reset."""
         if isinstance(self.replay_buffer, HistoryReplayBuffer):
             self.replay_buffer.start_episodes()
-        self._memory = None
+        self._memory, self._believed = None, None
         self._last_rewards = np.zeros(self.n_envs, dtype=np.float32)
         self._last_episode_starts = np.ones(self.n_envs, dtype=bool)
         self._rollout_steps, self._rollout_episodes = 0, 0
-        if self.n_pretrain_steps > 0 and self._n_updates == 0:
-            self.pretrain(self.n_pretrain_steps)
+        if self.n_pretrain_steps > self._n_pretrained and self._n_updates == 0:
+            self.pretrain(self.n_pretrain_steps - self._n_pretrained)
 
     def learn(
         self: SelfBEN,
@@ -444,8 +494,10 @@ class BEN(OffPolicyAlgorithm):
         policy = self.policy
         memory = policy.initial_memory(self.n_envs) if self._memory is None else policy.memory_from(self._memory, self.n_envs)
         obs, _ = policy.obs_to_tensor(self._last_obs)
+        if policy.tracker is not None:
+            self._believed = policy.tracker.restart(self._believed, self._last_obs, np.asarray(self._last_episode_starts))
         starts = th.as_tensor(self._last_episode_starts, device=self.device)
-        return policy.step(obs, memory, th.as_tensor(self._last_rewards, device=self.device), starts)
+        return policy.step(obs, memory, th.as_tensor(self._last_rewards, device=self.device), starts, self._believed)
 
     def _epsilons(self, n_envs: int, warm_up: bool) -> np.ndarray | float:
         """The probability of a random action, by environment."""
@@ -484,10 +536,28 @@ class BEN(OffPolicyAlgorithm):
         for part in new_obs.values() if isinstance(new_obs, dict) else (new_obs,):
             if not np.isfinite(part).all():
                 raise ValueError(f"The environment returned an observation that is not finite: {np.asarray(part)}")
+        if self.policy.tracker is not None:
+            self._advance_beliefs(buffer_action, new_obs, original, dones, infos)
         super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
         self.policy.reward_units.update(th.as_tensor(original, device=self.device))
         self._last_rewards = original
         self._last_episode_starts = np.array(dones, dtype=bool)
+
+    def _advance_beliefs(
+        self,
+        actions: np.ndarray,
+        new_obs: np.ndarray | dict[str, np.ndarray],
+        rewards: np.ndarray,
+        dones: np.ndarray,
+        infos: list[dict[str, Any]],
+    ) -> None:
+        """Let the user's filters see a step: its end, for the next action, and both ends, for the buffer."""
+        tracker, now = self.policy.tracker, self._believed
+        assert tracker is not None
+        assert now is not None, "filters see every observation before an action is chosen"
+        successors = terminal_observations(new_obs, dones, infos)
+        self._believed = tracker.advance(now.state, successors, actions - int(self.policy.action_space.start), rewards)
+        self.replay_buffer.add_beliefs(now.features, self._believed.features)
 
     # ------------------------------------------------------------------ learning
 
@@ -497,19 +567,39 @@ class BEN(OffPolicyAlgorithm):
         self._update_learning_rates()
         logs: dict[str, list[float]] = defaultdict(list)
         for _ in range(gradient_steps):
-            histories = self._replay(batch_size)
-            encoding, _ = self.policy.encode(histories.observations, histories.previous_actions, histories.previous_rewards)
-            b = self._bellman_samples(histories, encoding.q_values)
-            encoded = self._arrange(histories, Encoding(*(part[:-1] for part in encoding)), b)
-            for _ in range(self.n_posterior_steps - 1):
-                self._posterior_step(encoded)
-            for name, value in self._joint_step(encoded).items():
+            for name, value in self._update(self._replay(batch_size)).items():
                 logs[name].append(value)
-            self.policy.update_bellman_units(b, histories.mask)
             self._n_updates += 1
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         for name, values in logs.items():
             self.logger.record(name, float(np.mean(values)))
+
+    def _update(self, histories: HistoryReplaySamples) -> dict[str, float]:
+        """N_posterior steps on the ELBO and one on the MSBBE of a batch of histories."""
+        encoding, _ = self.policy.encode(
+            histories.observations, histories.previous_actions, histories.previous_rewards, beliefs=histories.beliefs
+        )
+        if self.bellman == "model":
+            return self._model_step(histories, encoding)
+        b = self._bellman_samples(histories, encoding.q_values)
+        encoded = self._arrange(histories, Encoding(*(part[:-1] for part in encoding)), b)
+        for _ in range(self.n_posterior_steps - 1):
+            self._posterior_step(encoded)
+        logs = self._joint_step(encoded)
+        self.policy.update_bellman_units(b, histories.mask)
+        return logs
+
+    def _model_step(self, histories: HistoryReplaySamples, encoding: Encoding) -> dict[str, float]:
+        """A step on the MSBBE of all actions, with the exact model of the prior in place of the flows."""
+        policy = self.policy
+        means = bellman_means(policy, histories, self.gamma)
+        mask = histories.mask[..., None].expand_as(means)
+        if policy.bellman_units.count == 0:
+            policy.update_bellman_units(means, mask)
+        msbbe = msbbe_semi(encoding.q_values[:-1], policy.bellman_units.standardize(means), mask)
+        self._descend(msbbe)
+        policy.update_bellman_units(means, mask)
+        return {"train/loss": msbbe.item(), "train/msbbe": msbbe.item()}
 
     def _update_learning_rates(self) -> None:
         self._update_learning_rate(self.policy.optimizer)
@@ -522,9 +612,30 @@ class BEN(OffPolicyAlgorithm):
         """Histories to learn from: replayed ones, or the running episodes where each has a belief of its own."""
         if self.belief_scope == "episode":
             return self.replay_buffer.running_episodes(env=self._vec_normalize_env)
-        samples: Any = self.replay_buffer.sample(batch_size, env=self._vec_normalize_env)
+        n_simulated = self._n_simulated(batch_size)
+        if n_simulated == batch_size:
+            return self.simulated.sample(batch_size, env=self._vec_normalize_env)
+        samples: Any = self.replay_buffer.sample(batch_size - n_simulated, env=self._vec_normalize_env)
         is_history = isinstance(samples, HistoryReplaySamples)
-        return samples if is_history else as_histories(samples, int(self.policy.action_space.start))
+        histories = samples if is_history else as_histories(samples, int(self.policy.action_space.start))
+        if not n_simulated:
+            return histories
+        return join_histories(histories, self.simulated.sample(n_simulated, env=self._vec_normalize_env))
+
+    def _n_simulated(self, batch_size: int) -> int:
+        """How many histories of a batch are simulated ones."""
+        return 0 if self.known.simulations is None else round(self.known.simulations.fraction * batch_size)
+
+    @property
+    def simulated(self) -> HistoryReplayBuffer:
+        """The simulated histories of the prior. They are not saved but simulated again, with the same seed, when needed."""
+        if self._simulated is None:
+            assert self.known.simulations is not None
+            self._simulation_seed = self._simulation_seed or int(np.random.randint(1, 2**31))
+            kwargs = {"observation_space": self.observation_space, "action_space": self.action_space, "device": self.device}
+            kwargs["sequence_length"] = self.sequence_length
+            self._simulated = simulate(self.known.simulations, kwargs, self.policy.tracker, self._simulation_seed)
+        return self._simulated
 
     @th.no_grad()
     def _bellman_samples(self, histories: HistoryReplaySamples, q_values: th.Tensor) -> th.Tensor:
@@ -534,7 +645,7 @@ class BEN(OffPolicyAlgorithm):
         """
         policy = self.policy
         rewards = policy.reward_units.standardize(histories.previous_rewards)
-        _, values, _ = policy.q_net_target(histories.observations, histories.previous_actions, rewards)
+        _, values, _ = policy.q_net_target(histories.observations, histories.previous_actions, rewards, beliefs=histories.beliefs)
         chosen = (q_values if self.double_q else values)[1:].argmax(dim=-1, keepdim=True)
         next_values = policy.bellman_units.unstandardize(values[1:].gather(-1, chosen)[..., 0])
         b = bellman_target(histories.rewards, histories.dones, next_values, self.gamma)
@@ -552,8 +663,16 @@ class BEN(OffPolicyAlgorithm):
             context, q, b, mask = (part.transpose(0, 1) for part in parts)
             return Encoded(context, q, b, mask, n_total=mask.sum(dim=-1))
         context, q, b, mask = (part.flatten(0, 1) for part in parts)
-        n_total = float(self.replay_buffer.size() * self.n_envs)
+        n_total = float(self.replay_buffer.size() * self.n_envs + self._n_simulated_transitions)
         return Encoded(context, q, b, mask, n_total=th.tensor(n_total, device=self.device))
+
+    @property
+    def _n_simulated_transitions(self) -> int:
+        """How many simulated transitions the posterior is conditioned on: none, once training goes on without them."""
+        simulations, buffer = self.known.simulations, self._simulated
+        if simulations is None or buffer is None or (simulations.fraction == 0 and self.replay_buffer.size() > 0):
+            return 0
+        return buffer.size() * buffer.n_envs
 
     @property
     def posterior(self) -> EpistemicFlow | StackedEpistemicFlow:
@@ -617,25 +736,114 @@ class BEN(OffPolicyAlgorithm):
         for optimizer in optimizers:
             optimizer.step()
 
-    def pretrain(self, n_steps: int) -> None:
-        """Algorithm 2 of the paper, with no prior knowledge of transitions: steps on the MSBBE of first observations under the
-        prior over phi.
+    def pretrain(self: SelfBEN, n_steps: int, callback: MaybeCallback = None, progress_bar: bool = False) -> SelfBEN:
+        """Algorithm 2 of the paper: minimise the MSBBE under the prior before the first action.
+
+        Each step takes what the prior offers: the MSBBE of first observations under the prior over phi (unless simulations know
+        better what follows them, or there are no flows), of known transitions, and a step of Algorithm 1 on simulated histories.
 
         :param n_steps: N_pretrain
+        :param callback: called after every step
+        :param progress_bar: whether to show a progress bar
         """
-        assert self._last_obs is not None, "pretrain() needs first observations: it is called by learn()"
+        if n_steps < 0:
+            raise ValueError(f"`n_steps` must not be negative, got {n_steps}")
+        if self._resume is not None:
+            self._continue_from(self._resume)
+            self._resume = None
+        if not hasattr(self, "_logger"):
+            self._logger = configure_logger(self.verbose, self.tensorboard_log, "BEN", True)
+        stages = self._pretraining_stages()
+        watcher = self._init_callback(callback)
+        watcher.on_training_start(locals(), globals())
+        self.policy.set_training_mode(True)
+        for _ in tqdm(range(n_steps), disable=not progress_bar):
+            for stage in stages:
+                for name, value in stage().items():
+                    self.logger.record_mean(f"pretrain/{name}", value)
+            self._n_pretrained += 1
+            self.logger.record("pretrain/n_steps", self._n_pretrained, exclude="tensorboard")
+            if self._n_pretrained % PRETRAIN_LOG_INTERVAL == 0:
+                self.logger.dump(self._n_pretrained)
+            watcher.update_locals(locals())
+            if not watcher.on_step():
+                break
+        watcher.on_training_end()
+        self.policy.q_net_target.load_state_dict(self.policy.q_net.state_dict())
+        return self
+
+    def _pretraining_stages(self) -> list[Callable[[], dict[str, float]]]:
+        """What each step of Algorithm 2 consists of, given what is known."""
+        known = self.known
+        stages: list[Callable[[], dict[str, float]]] = []
+        if known.simulations is None and (self.bellman == "flow" or known.is_empty):
+            if self._last_obs is None and self.env is None:
+                raise ValueError("Pre-training under a prior over phi needs first observations: give the model an environment")
+            obs = self.env.reset() if self._last_obs is None else self._last_obs  # type: ignore[union-attr]
+            stages.append(partial(self._pretrain_on_first_observations, obs))
+        if known.transitions is not None:
+            stages.append(self._pretrain_on_transitions)
+        if known.simulations is not None:
+            stages.append(self._pretrain_on_simulations)
+        if not stages:
+            raise ValueError("There is nothing to pre-train on: a model and a belief say what to think, not what happens")
+        return stages
+
+    def _pretrain_on_first_observations(self, first: Any) -> dict[str, float]:
+        """A step on the MSBBE of all actions in first observations, under the prior over phi."""
         policy = self.policy
-        obs, _ = policy.obs_to_tensor(self._last_obs)
+        obs, _ = policy.obs_to_tensor(first)
         starts = th.ones(self.n_envs, dtype=th.bool, device=self.device)
-        nothing = th.zeros(self.n_envs, device=self.device)
-        for _ in range(n_steps):
-            encoding, _ = policy.step(obs, policy.initial_memory(self.n_envs), nothing, starts)
-            phi = policy.prior_distribution().sample((self.n_phi_samples,))
-            with th.no_grad():
-                context = self._contexts_of_all_actions(encoding)
-                mean = policy.aleatoric.mean(context.flatten(0, 1), phi).mean(dim=0)
-            self._descend(msbbe_semi(encoding.q_values, mean.view_as(encoding.q_values)))
-        policy.q_net_target.load_state_dict(policy.q_net.state_dict())
+        encoding, _ = policy.step(obs, policy.initial_memory(self.n_envs), th.zeros(self.n_envs, device=self.device), starts)
+        phi = policy.prior_distribution().sample(th.Size((self.n_phi_samples,)))
+        with th.no_grad():
+            context = self._contexts_of_all_actions(encoding)
+            mean = policy.aleatoric.mean(context.flatten(0, 1), phi).mean(dim=0)
+        loss = msbbe_semi(encoding.q_values, mean.view_as(encoding.q_values))
+        self._descend(loss)
+        return {"msbbe_first": loss.item()}
+
+    def _pretrain_on_transitions(self) -> dict[str, float]:
+        """A step on the MSBBE of known transitions. Their b is no mystery: Q is pulled to it, and with flows, these learn its
+        density under hypotheses from the prior, which stays what it is."""
+        policy, known = self.policy, self.known
+        assert known.transitions is not None
+        histories = transition_histories(
+            known.transitions(self.batch_size), self.observation_space, policy.action_space, policy.tracker, self.device
+        )
+        policy.reward_units.update(histories.rewards)
+        encoding, _ = policy.encode(
+            histories.observations, histories.previous_actions, histories.previous_rewards, beliefs=histories.beliefs
+        )
+        b = self._bellman_samples(histories, encoding.q_values)
+        q = encoding.q_values[:-1].gather(-1, histories.actions[..., None])[..., 0]
+        targets = policy.bellman_units.standardize(b)
+        msbbe = msbbe_semi(q, targets)
+        loss, logs = msbbe, {"msbbe_transitions": msbbe.item()}
+        if self.bellman == "flow":
+            phi = policy.prior_distribution().sample(th.Size((self.n_phi_samples,)))
+            context = policy.context(Encoding(*(part[:-1] for part in encoding)), histories.actions)
+            blurred = add_noise(targets[0], self.bellman_noise)
+            nll = -policy.aleatoric.log_prob(blurred, context[0], phi).mean()
+            loss, logs["nll_transitions"] = msbbe + nll, nll.item()
+        self._descend(loss)
+        policy.update_bellman_units(b, histories.mask)
+        self._follow_target()
+        return logs
+
+    def _pretrain_on_simulations(self) -> dict[str, float]:
+        """A step of Algorithm 1 on simulated histories."""
+        is_new = self._simulated is None
+        buffer = self.simulated
+        if is_new and self.policy.reward_units.count == 0:
+            self.policy.reward_units.update(th.as_tensor(buffer.rewards[: buffer.size()], device=self.device))
+        logs = self._update(buffer.sample(self.batch_size, env=self._vec_normalize_env))
+        self._follow_target()
+        return {name.removeprefix("train/").replace("/", "_"): value for name, value in logs.items()}
+
+    def _follow_target(self) -> None:
+        """Let the target network follow, after each step of pre-training with Bellman samples."""
+        polyak_update(self.q_net.parameters(), self.q_net_target.parameters(), self.tau)
 
     # ------------------------------------------------------------------ what the user sees
 
@@ -687,8 +895,8 @@ class BEN(OffPolicyAlgorithm):
         :param episode_start: which environments have begun a new episode
         :param n_samples: number of draws, and of hypotheses that the moments are estimated with
         """
-        if self.bellman == "point":
-            raise ValueError("A model with bellman='point' has no distribution of b: its flows are switched off")
+        if self.bellman != "flow":
+            raise ValueError(f"A model with bellman={self.bellman!r} has no distribution of b: its flows are switched off")
         policy = self.policy
         encoding, _, vectorized = policy.recall(observation, state, episode_start)
         context = self._contexts_of_all_actions(encoding)
@@ -737,6 +945,8 @@ class BEN(OffPolicyAlgorithm):
             "q_net",
             "q_net_target",
             "_running_stats",
+            "known",
+            "_simulated",
         ]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:

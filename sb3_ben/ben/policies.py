@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import torch as th
@@ -19,6 +19,7 @@ from sb3_ben.common.aleatoric import AleatoricFlow, ConditionalDensity, SliceFlo
 from sb3_ben.common.buffers import NO_ACTION, map_observations
 from sb3_ben.common.epistemic import EpistemicFlow, default_prior
 from sb3_ben.common.objectives import RunningStandardizer
+from sb3_ben.common.priors import Belief, BeliefTracker, Believed, BellmanModel, check_phi_prior
 from sb3_ben.common.recurrent import RNN_TYPES, Hidden, HistoryQNetwork, RandomEncoder, select_rows
 from sb3_ben.common.vec_previous_reward import previous_reward
 
@@ -52,7 +53,7 @@ class Encoding(NamedTuple):
 class Memory(NamedTuple):
     """What the agent remembers between two steps of ``n`` episodes.
 
-    :param hidden: state of the Q-network's recurrent layer, then that of the random encoder
+    :param hidden: state of the Q-network's recurrent layer, then that of the random encoder, then that of the user's filters
     :param actions: previous actions, -1 where an episode begins, ``(n,)``
     """
 
@@ -81,6 +82,8 @@ class BENPolicy(BasePolicy):
     :param aleatoric_bins: bins of each spline
     :param aleatoric_hidden_size: width of the aleatoric flow's feature network
     :param epistemic_hidden_size: width of the epistemic flow's masked networks
+    :param belief: a filter whose features join the history; given by the ``prior`` of the algorithm
+    :param bellman_model: an exact model to use in place of the flows; given by the ``prior`` of the algorithm
     :param features_extractor_class: features extractor to use; by default that of the policy's name
     :param features_extractor_kwargs: keyword arguments of the features extractor
     :param normalize_images: whether images are divided by 255
@@ -113,6 +116,8 @@ class BENPolicy(BasePolicy):
         aleatoric_bins: int = 16,
         aleatoric_hidden_size: int = 64,
         epistemic_hidden_size: int = 64,
+        belief: Belief | None = None,
+        bellman_model: BellmanModel | None = None,
         features_extractor_class: type[BaseFeaturesExtractor] | None = None,
         features_extractor_kwargs: dict[str, Any] | None = None,
         normalize_images: bool = True,
@@ -140,8 +145,18 @@ class BENPolicy(BasePolicy):
         self.aleatoric_flow, self.aleatoric_layers, self.aleatoric_bins = aleatoric_flow, aleatoric_layers, aleatoric_bins
         self.aleatoric_hidden_size, self.epistemic_hidden_size = aleatoric_hidden_size, epistemic_hidden_size
         self.prior = prior
+        if prior is not None:
+            check_phi_prior(prior, phi_dim)
+        self.belief, self.bellman_model = belief, bellman_model
+        self.tracker = self.make_tracker(belief, bellman_model)
         self._warned = False
         self._build(lr_schedule)
+
+    @staticmethod
+    def make_tracker(belief: Belief | None, bellman_model: BellmanModel | None) -> BeliefTracker | None:
+        """What runs the user's filters; a belief's state is needed in replay where an exact model imagines other outcomes."""
+        filters = [one for one in (belief, bellman_model) if one is not None]
+        return BeliefTracker(filters, keep_state=len(filters) == 2) if filters else None
 
     def _build(self, lr_schedule: Schedule) -> None:
         self.q_net, self.q_net_target = self.make_q_net(), self.make_q_net()
@@ -151,6 +166,7 @@ class BENPolicy(BasePolicy):
         self.random_encoder = RandomEncoder(**self._net_args(), has_memory=self.rnn_type != "none")
         self.aleatoric = self.make_aleatoric_flow()
         self.epistemic = EpistemicFlow(self.phi_dim, self.prior_distribution(), self.epistemic_hidden_size)
+        self._n_hidden = len(self._initial_hidden(1))
         self.bellman_units, self.reward_units = RunningStandardizer(), RunningStandardizer()
         self.optimizer = self.make_optimizer(self.q_net.parameters(), lr_schedule(1))
         flows = [*self.aleatoric.parameters(), *self.epistemic.parameters()]
@@ -165,7 +181,9 @@ class BENPolicy(BasePolicy):
     def _net_args(self) -> dict[str, Any]:
         """What all networks over histories need, with a features extractor of their own."""
         spaces_ = {"observation_space": self.observation_space, "action_space": self.action_space}
-        return self._update_features_extractor({**spaces_, "normalize_images": self.normalize_images})
+        belief_dim = 0 if self.belief is None else int(self.belief.size)
+        others = {"normalize_images": self.normalize_images, "belief_dim": belief_dim}
+        return self._update_features_extractor({**spaces_, **others})
 
     def make_q_net(self) -> HistoryQNetwork:
         names = ("net_arch", "activation_fn", "rnn_type", "rnn_hidden_size", "n_rnn_layers")
@@ -203,7 +221,12 @@ class BENPolicy(BasePolicy):
         return th.cat((encoding.latent, one_hot, q.detach() if detach_q else q, encoding.features, action_features), dim=-1)
 
     def encode(
-        self, obs: PyTorchObs, previous_actions: th.Tensor, previous_rewards: th.Tensor, hidden: Hidden | None = None
+        self,
+        obs: PyTorchObs,
+        previous_actions: th.Tensor,
+        previous_rewards: th.Tensor,
+        hidden: Hidden | None = None,
+        beliefs: th.Tensor | None = None,
     ) -> tuple[Encoding, Hidden]:
         """One recurrent pass of the Q-network and one of the random encoder over a batch of histories.
 
@@ -211,13 +234,14 @@ class BENPolicy(BasePolicy):
         :param previous_actions: ``(T, B)``, -1 where there was none
         :param previous_rewards: in the environment's units, ``(T, B)``
         :param hidden: what was remembered before, of both networks
+        :param beliefs: features of the user's filters ``(T, B, size)``
         """
         own, fixed = (None, None) if hidden is None else (hidden[:-1], hidden[-1:])
         rewards = self.reward_units.standardize(previous_rewards)
-        inputs = self.q_net.history_input(obs, previous_actions, rewards)
+        inputs = self.q_net.history_input(obs, previous_actions, rewards, beliefs)
         latent, q_values, own = self.q_net.evaluate(inputs, own)
         if self._learns_features:
-            inputs = self.random_encoder.history_input(obs, previous_actions, rewards)
+            inputs = self.random_encoder.history_input(obs, previous_actions, rewards, beliefs)
         features, fixed = self.random_encoder(inputs, fixed)
         return Encoding(latent, q_values, features), (*own, *fixed)
 
@@ -235,28 +259,63 @@ class BENPolicy(BasePolicy):
             for net in (self.q_net, self.q_net_target):
                 net.change_units(old_std / units.std, (old_mean - units.mean) / units.std)
 
+    def _initial_hidden(self, n_envs: int) -> Hidden:
+        """The state of both networks at the start of episodes."""
+        return (*self.q_net.initial_hidden(n_envs), *self.random_encoder.initial_hidden(n_envs))
+
     def initial_memory(self, n_envs: int) -> Memory:
         """The memory of episodes that have just begun."""
-        no_actions = th.full((n_envs,), NO_ACTION, dtype=th.long, device=self.device)
-        return Memory((*self.q_net.initial_hidden(n_envs), *self.random_encoder.initial_hidden(n_envs)), no_actions)
+        device = self.reward_units.mean.device
+        no_actions = th.full((n_envs,), NO_ACTION, dtype=th.long, device=device)
+        beliefs = () if self.tracker is None else self.tracker.initial(n_envs)
+        return Memory((*self._initial_hidden(n_envs), *(th.as_tensor(part, device=device) for part in beliefs)), no_actions)
 
-    def step(self, obs: PyTorchObs, memory: Memory, rewards: th.Tensor, starts: th.Tensor | None) -> tuple[Encoding, Hidden]:
+    def step(
+        self,
+        obs: PyTorchObs,
+        memory: Memory,
+        rewards: th.Tensor,
+        starts: th.Tensor | None,
+        believed: Believed | None = None,
+    ) -> tuple[Encoding, Hidden]:
         """Advance the memory by one observation of ``n`` episodes.
 
         :param obs: observations ``(n, ...)``
         :param memory: the memory after the last step
-        :param rewards: previous rewards ``(n,)``, in the environment's units
+        :param rewards: previous rewards ``(n,)``, in the environment's units; NaN, for filters to see, where they are not known
         :param starts: which episodes begin with this observation ``(n,)``, ``None`` for none of them
+        :param believed: what the user's filters say after this observation, where that is already known
         :return: the encoded histories of n episodes and the hidden state to remember
         """
-        hidden, actions = memory
+        hidden, actions = memory.hidden[: self._n_hidden], memory.actions
         if starts is not None:
-            fresh = self.initial_memory(len(starts))
-            actions = th.where(starts, fresh.actions, actions)
-            hidden = select_rows(starts, fresh.hidden, hidden)
+            actions = actions.masked_fill(starts, NO_ACTION)
+            hidden = select_rows(starts, self._initial_hidden(len(starts)), hidden)
+        beliefs, state = None, cast(Hidden, ())
+        if self.tracker is not None:
+            believed = believed or self._believe(self.tracker, obs, memory.hidden[self._n_hidden :], actions, rewards, starts)
+            beliefs = th.as_tensor(believed.features, device=actions.device)[None]
+            state = tuple(th.as_tensor(part, device=actions.device) for part in believed.state)
+            rewards = th.where(rewards.isnan(), self.reward_units.mean, rewards)
         obs = map_observations(lambda part: part[None], obs)
-        encoding, hidden = self.encode(obs, actions[None], rewards[None], hidden)
-        return Encoding(*(part[0] for part in encoding)), hidden
+        encoding, hidden = self.encode(obs, actions[None], rewards[None], hidden, beliefs)
+        return Encoding(*(part[0] for part in encoding)), (*hidden, *state)
+
+    @staticmethod
+    def _believe(
+        tracker: BeliefTracker,
+        obs: PyTorchObs,
+        hidden: Hidden,
+        actions: th.Tensor,
+        rewards: th.Tensor,
+        starts: th.Tensor | None,
+    ) -> Believed:
+        """What the user's filters say after an observation."""
+        state = tuple(part.cpu().numpy() for part in hidden)
+        if starts is not None:
+            state = tracker.reset(state, starts.cpu().numpy())
+        arrays = map_observations(lambda part: part.cpu().numpy(), obs)
+        return tracker.advance(state, arrays, actions.cpu().numpy(), rewards.cpu().numpy())
 
     def predict(
         self,
@@ -299,14 +358,16 @@ class BENPolicy(BasePolicy):
         rewards = previous_reward(observation)
         if rewards is not None and len(rewards) == n_envs:
             return th.as_tensor(rewards, dtype=th.float32, device=self.reward_units.mean.device)
-        if self.rnn_type != "none" and not is_first and not self._warned and self.reward_units.var > 0 < self.reward_units.count:
+        reads = self.rnn_type != "none" or self.tracker is not None
+        if reads and not is_first and not self._warned and self.reward_units.var > 0 < self.reward_units.count:
             self._warned = True
             warnings.warn(
                 "These observations carry no previous reward, which this agent reads: its mean is used instead. Use "
                 "sb3_ben.evaluate_policy, or wrap the environment in sb3_ben.VecPreviousReward, for exact predictions.",
                 stacklevel=4,
             )
-        return self.reward_units.mean.expand(n_envs)
+        # a filter has its own way with what is not known
+        return self.reward_units.mean.expand(n_envs) if self.tracker is None else th.full((n_envs,), th.nan, device=self.device)
 
     def memory_from(self, state: RecurrentState, n_envs: int) -> Memory:
         """The memory in the form in which the networks use it."""
@@ -332,7 +393,12 @@ class BENPolicy(BasePolicy):
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = True) -> th.Tensor:
         """Greedy actions at the beginning of an episode."""
-        return self.q_net._predict(observation, deterministic)
+        if self.tracker is None:
+            return self.q_net._predict(observation, deterministic)
+        n_envs = len(next(iter(observation.values())) if isinstance(observation, dict) else observation)
+        nothing = th.zeros(n_envs, device=self.device)
+        encoding, _ = self.step(observation, self.initial_memory(n_envs), nothing, None)
+        return encoding.q_values.argmax(dim=-1) + int(self.action_space.start)
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         names = (
@@ -344,6 +410,8 @@ class BENPolicy(BasePolicy):
                 "aleatoric_bins",
                 "aleatoric_hidden_size",
                 "epistemic_hidden_size",
+                "belief",
+                "bellman_model",
             ),
             *("features_extractor_class", "features_extractor_kwargs", "optimizer_class", "optimizer_kwargs"),
         )

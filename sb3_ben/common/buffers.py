@@ -12,7 +12,7 @@ from stable_baselines3.common.buffers import BaseBuffer, ReplayBuffer
 from stable_baselines3.common.type_aliases import DictReplayBufferSamples, PyTorchObs, ReplayBufferSamples
 from stable_baselines3.common.vec_env import VecNormalize
 
-__all__ = ["HistoryReplayBuffer", "HistoryReplaySamples", "as_histories", "map_observations"]
+__all__ = ["HistoryReplayBuffer", "HistoryReplaySamples", "as_histories", "join_histories", "map_observations"]
 
 Observations = np.ndarray | dict[str, np.ndarray]
 NO_ACTION = -1
@@ -28,6 +28,7 @@ class HistoryReplaySamples(NamedTuple):
     :param rewards: normalised if the environment is, ``(T, B)``
     :param dones: 1 where the episode really ended (not at a time limit), ``(T, B)``
     :param mask: 1 where there is a transition, 0 in the padding, ``(T, B)``
+    :param beliefs: what filters given by the user made of the history up to each observation, ``(T + 1, B, size)``
     """
 
     observations: PyTorchObs
@@ -37,6 +38,7 @@ class HistoryReplaySamples(NamedTuple):
     rewards: th.Tensor
     dones: th.Tensor
     mask: th.Tensor
+    beliefs: th.Tensor | None = None
 
 
 def as_histories(samples: ReplayBufferSamples | DictReplayBufferSamples, start: int = 0) -> HistoryReplaySamples:
@@ -57,6 +59,29 @@ def as_histories(samples: ReplayBufferSamples | DictReplayBufferSamples, start: 
         dones=dones,
         mask=th.ones_like(rewards),
     )
+
+
+def join_histories(first: HistoryReplaySamples, second: HistoryReplaySamples) -> HistoryReplaySamples:
+    """Two batches of histories as one, the shorter ones padded at the end."""
+    n_steps = max(len(first.mask), len(second.mask))
+
+    def join(one: th.Tensor, other: th.Tensor, length: int) -> th.Tensor:
+        # padding repeats the last row: it has to be valid input, and the mask hides it
+        padded = [part[th.arange(length, device=part.device).clamp(max=len(part) - 1)] for part in (one, other)]
+        return th.cat(padded, dim=1)
+
+    def join_mask(mask: th.Tensor) -> th.Tensor:
+        return th.cat((mask, mask.new_zeros(n_steps - len(mask), mask.shape[1])))
+
+    joined: dict[str, Any] = {"mask": th.cat((join_mask(first.mask), join_mask(second.mask)), dim=1)}
+    for name in ("actions", "rewards", "dones"):
+        joined[name] = join(getattr(first, name), getattr(second, name), n_steps)
+    for name in ("observations", "previous_actions", "previous_rewards"):
+        join_steps = lambda one, other: join(one, other, n_steps + 1)  # noqa: E731
+        joined[name] = map_observations(join_steps, getattr(first, name), getattr(second, name))
+    if first.beliefs is not None and second.beliefs is not None:
+        joined["beliefs"] = join(first.beliefs, second.beliefs, n_steps + 1)
+    return HistoryReplaySamples(**joined)
 
 
 def map_observations(function: Callable[..., Any], *observations: Any) -> Any:
@@ -131,9 +156,11 @@ class HistoryReplayBuffer(ReplayBuffer):
     :param optimize_memory_usage: accepted for compatibility; observations are always stored only once
     :param handle_timeout_termination: bootstrap through time limits instead of treating them as the end
     :param sequence_length: maximal number of transitions in a history
+    :param belief_dim: number of features that filters given by the user add to each observation, see :meth:`add_beliefs`
     """
 
     observations: Observations  # type: ignore[assignment]
+    belief_dim: int = 0  # of buffers that were saved before there were beliefs
 
     def __init__(
         self,
@@ -145,6 +172,7 @@ class HistoryReplayBuffer(ReplayBuffer):
         optimize_memory_usage: bool = False,
         handle_timeout_termination: bool = True,
         sequence_length: int = 64,
+        belief_dim: int = 0,
     ) -> None:
         BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs)
         if sequence_length < 1:
@@ -152,7 +180,7 @@ class HistoryReplayBuffer(ReplayBuffer):
         self.buffer_size = max(buffer_size // n_envs, 1)
         self.optimize_memory_usage = optimize_memory_usage
         self.handle_timeout_termination = handle_timeout_termination
-        self.sequence_length = sequence_length
+        self.sequence_length, self.belief_dim = sequence_length, belief_dim
         shape = (self.buffer_size, n_envs)
         self.observations = self._zeros(shape)
         self.actions = np.zeros((*shape, self.action_dim), dtype=action_space.dtype)
@@ -160,6 +188,7 @@ class HistoryReplayBuffer(ReplayBuffer):
         self.dones = np.zeros(shape, dtype=np.float32)
         self.timeouts = np.zeros(shape, dtype=np.float32)
         self.episode_starts = np.zeros(shape, dtype=bool)
+        self.beliefs = np.zeros((*shape, belief_dim), dtype=np.float32)
         self.reset()
 
     def _zeros(self, shape: tuple[int, ...]) -> Observations:
@@ -175,11 +204,21 @@ class HistoryReplayBuffer(ReplayBuffer):
         self.n_added = 0  # rows ever added: the time axis of the keys below
         self.latest_observations: Observations = self._zeros((self.n_envs,))
         self._last_observations = _LastObservations(self.latest_observations)
+        self.latest_beliefs = np.zeros((self.n_envs, self.belief_dim), dtype=np.float32)
+        self._last_beliefs = _LastObservations(self.latest_beliefs)
+        self._new_beliefs: tuple[np.ndarray, np.ndarray] | None = None
         self.start_episodes()
 
     def start_episodes(self) -> None:
         """Say that the next transitions added begin new episodes, whether or not the last ones ended with ``done``."""
         self._next_starts = np.ones(self.n_envs, dtype=bool)
+
+    def add_beliefs(self, now: np.ndarray, after: np.ndarray) -> None:
+        """The features of a transition's two observations, each ``(n_envs, belief_dim)``; to be called before :meth:`add`."""
+        for features in (now, after):
+            if features.shape != (self.n_envs, self.belief_dim):
+                raise ValueError(f"Beliefs must have shape {(self.n_envs, self.belief_dim)}, got {features.shape}")
+        self._new_beliefs = now, after
 
     def add(
         self,
@@ -192,7 +231,7 @@ class HistoryReplayBuffer(ReplayBuffer):
     ) -> None:
         if self.n_added > 0:
             was_done = self.dones[self.pos - 1].astype(bool)
-            self._keep_successors(self.n_added - 1, self._next_starts & ~was_done, self.latest_observations)
+            self._keep_successors(self.n_added - 1, self._next_starts & ~was_done)
         self._write_observations(self.observations, self.pos, obs)
         self.actions[self.pos] = np.asarray(action).reshape(self.n_envs, self.action_dim)
         self.rewards[self.pos] = np.asarray(reward)
@@ -202,9 +241,9 @@ class HistoryReplayBuffer(ReplayBuffer):
             self.timeouts[self.pos] = np.asarray(timeouts).reshape(self.n_envs)
         self.episode_starts[self.pos] = self._next_starts
         self._write_observations(self.latest_observations, slice(None), next_obs)
-        self._keep_successors(
-            self.n_added, (self.dones[self.pos] * self.timeouts[self.pos]).astype(bool), self.latest_observations
-        )
+        if self.belief_dim:
+            self._write_beliefs()
+        self._keep_successors(self.n_added, (self.dones[self.pos] * self.timeouts[self.pos]).astype(bool))
         self._next_starts = np.array(done, dtype=bool)
         self.n_added += 1
         self.pos = (self.pos + 1) % self.buffer_size
@@ -216,13 +255,21 @@ class HistoryReplayBuffer(ReplayBuffer):
 
         map_observations(write, target, obs)
 
-    def _keep_successors(self, time: int, which: np.ndarray, next_obs: Observations) -> None:
+    def _write_beliefs(self) -> None:
+        if self._new_beliefs is None:
+            raise ValueError("This buffer stores beliefs: call add_beliefs() before add()")
+        self.beliefs[self.pos], self.latest_beliefs[:] = self._new_beliefs
+        self._new_beliefs = None
+
+    def _keep_successors(self, time: int, which: np.ndarray) -> None:
+        """Keep the latest observations of some environments as the last ones of their episodes."""
         envs = np.flatnonzero(which)
-        if envs.size:
-            oldest_key = (self.n_added - self.buffer_size) * self.n_envs
-            self._last_observations.add(
-                time * self.n_envs + envs, map_observations(lambda a: a[envs].copy(), next_obs), oldest_key
-            )
+        if not envs.size:
+            return
+        oldest_key, keys = (self.n_added - self.buffer_size) * self.n_envs, time * self.n_envs + envs
+        self._last_observations.add(keys, map_observations(lambda a: a[envs].copy(), self.latest_observations), oldest_key)
+        if self.belief_dim:
+            self._last_beliefs.add(keys, self.latest_beliefs[envs], oldest_key)
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> HistoryReplaySamples:  # type: ignore[override]
         """Sample histories around transitions drawn uniformly: whole episodes where they are short enough.
@@ -278,7 +325,9 @@ class HistoryReplayBuffer(ReplayBuffer):
         mask = steps[:-1] < lengths
         rows = (starts + np.minimum(steps, lengths - 1)) % self.buffer_size  # padding repeats the last row
         first = self.episode_starts[rows[:1], envs] | (starts == self.n_added - self.size())
-        observations = self._normalize_obs(self._observation_sequences(rows, starts, lengths, envs), env)
+        where = (rows, starts, lengths, envs)
+        stored = self._sequences(self.observations, self.latest_observations, self._last_observations, *where)
+        observations = self._normalize_obs(stored, env)
         before = (starts + np.minimum(steps, lengths) - 1) % self.buffer_size
         start = int(cast(spaces.Discrete, self.action_space).start)
         previous_actions = self.actions[before, envs, 0].astype(np.int64) - start
@@ -289,21 +338,34 @@ class HistoryReplayBuffer(ReplayBuffer):
         rewards = self._normalize_reward(self.rewards[rows, envs], env)
         actions = self.actions[rows, envs, 0].astype(np.int64) - start
         arrays = (previous_actions, previous_rewards, actions, rewards, dones, mask.astype(np.float32))
-        return HistoryReplaySamples(map_observations(self.to_torch, observations), *map(self.to_torch, arrays))
+        histories = HistoryReplaySamples(map_observations(self.to_torch, observations), *map(self.to_torch, arrays))
+        if not self.belief_dim:
+            return histories
+        beliefs = self._sequences(self.beliefs, self.latest_beliefs, self._last_beliefs, *where)
+        return histories._replace(beliefs=self.to_torch(cast(np.ndarray, beliefs)))
 
-    def _observation_sequences(self, rows: np.ndarray, starts: np.ndarray, lengths: np.ndarray, envs: np.ndarray) -> Observations:
+    def _sequences(
+        self,
+        stored: Observations,
+        latest: Observations,
+        kept: _LastObservations,
+        rows: np.ndarray,
+        starts: np.ndarray,
+        lengths: np.ndarray,
+        envs: np.ndarray,
+    ) -> Observations:
         """The stored observations, and after the last transition of each history its successor."""
         ends = starts + lengths - 1
         columns = np.arange(len(starts))
-        kept, kept_rows = self._last_observations.find(ends * self.n_envs + envs)
+        is_kept, kept_rows = kept.find(ends * self.n_envs + envs)
         newest = ends == self.n_added - 1
 
         def gather(stored: np.ndarray, kept_obs: np.ndarray, newest_obs: np.ndarray) -> np.ndarray:
             sequences = stored[rows, envs]
             successors = stored[(ends + 1) % self.buffer_size, envs]
             successors[newest] = newest_obs[envs[newest]]
-            successors[kept] = kept_obs[kept_rows[kept]]
+            successors[is_kept] = kept_obs[kept_rows[is_kept]]
             sequences[lengths, columns] = successors
             return sequences
 
-        return map_observations(gather, self.observations, self._last_observations.rows, self.latest_observations)
+        return map_observations(gather, stored, kept.rows, latest)

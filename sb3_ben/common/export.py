@@ -19,9 +19,10 @@ __all__ = ["GreedyStep", "export_onnx", "export_torchscript"]
 class GreedyStep(nn.Module):
     """One step of a greedy agent.
 
-    Inputs: ``observation (n, ...)``, ``previous_action (n,)`` (-1 at the start of an episode), ``previous_reward (n,)`` and the
-    recurrent state, one tensor ``(layers, n, size)`` for a GRU, two for an LSTM, zeros at the start of an episode. Outputs:
-    ``action (n,)``, ``values (n, n_actions)`` in the units of rewards, and the next recurrent state.
+    Inputs: ``observation (n, ...)``, ``previous_action (n,)`` (-1 at the start of an episode), ``previous_reward (n,)``, where
+    the policy has a belief its features ``belief (n, size)`` (the filter cannot be exported), and the recurrent state: one
+    tensor ``(layers, n, size)`` for a GRU, two for an LSTM, zeros at the start of an episode. Outputs: ``action (n,)``,
+    ``values (n, n_actions)`` in the units of rewards, and the next recurrent state.
 
     :param policy: the policy to export
     """
@@ -39,7 +40,10 @@ class GreedyStep(nn.Module):
     ) -> tuple[th.Tensor, ...]:
         actions = th.where(previous_action < 0, previous_action, previous_action - self.start)
         rewards = self.reward_units.standardize(previous_reward)
-        _, q_values, hidden = self.q_net(observation[None], actions[None], rewards[None], state)
+        beliefs = None
+        if self.q_net.belief_dim:
+            beliefs, state = state[0][None], state[1:]
+        _, q_values, hidden = self.q_net(observation[None], actions[None], rewards[None], state, beliefs)
         return (q_values[0].argmax(dim=-1) + self.start, self.bellman_units.unstandardize(q_values[0]), *hidden)
 
 
@@ -48,7 +52,8 @@ def _example(policy: BENPolicy, n_envs: int = 2) -> tuple[th.Tensor, ...]:
     sample = th.as_tensor(policy.observation_space.sample())
     observation = sample.expand(n_envs, *sample.shape).clone()
     no_action = th.full((n_envs,), -1, dtype=th.long)
-    return observation, no_action, th.zeros(n_envs), *(part.clone() for part in policy.q_net.initial_hidden(n_envs))
+    belief = (th.zeros(n_envs, policy.q_net.belief_dim),) if policy.q_net.belief_dim else ()
+    return observation, no_action, th.zeros(n_envs), *belief, *(part.clone() for part in policy.q_net.initial_hidden(n_envs))
 
 
 def export_torchscript(policy: BENPolicy, path: str | Path) -> None:
@@ -71,7 +76,8 @@ def export_onnx(policy: BENPolicy, path: str | Path) -> None:
     policy.set_training_mode(False)
     n_state = len(policy.q_net.initial_hidden(1))
     states = [f"state_{i}" for i in range(n_state)]
-    inputs = ["observation", "previous_action", "previous_reward", *states]
+    belief = ["belief"] if policy.q_net.belief_dim else []
+    inputs = ["observation", "previous_action", "previous_reward", *belief, *states]
     outputs = ["action", "values", *(f"next_{name}" for name in states)]
     axes = {name: {1 if "state" in name else 0: "n"} for name in inputs + outputs}
     th.onnx.export(

@@ -86,7 +86,8 @@ RNN_TYPES: dict[str, type[nn.LSTM] | type[nn.GRU] | type[LinearRNN] | None] = {
 
 
 class HistoryInput(BasePolicy):
-    """Turns histories into numbers: features of s_t and, with memory, one-hot a_{t-1} and standardised r_{t-1}.
+    """Turns histories into numbers: features of s_t, a belief where the user gives one, and, with memory, one-hot a_{t-1} and
+    standardised r_{t-1}.
 
     :param observation_space: observation space
     :param action_space: action space
@@ -94,6 +95,7 @@ class HistoryInput(BasePolicy):
     :param features_dim: number of its features
     :param normalize_images: whether images are divided by 255
     :param has_memory: whether the history before s_t is seen at all
+    :param belief_dim: number of features of the user's belief
     """
 
     action_space: spaces.Discrete
@@ -106,24 +108,31 @@ class HistoryInput(BasePolicy):
         features_dim: int,
         normalize_images: bool = True,
         has_memory: bool = True,
+        belief_dim: int = 0,
     ) -> None:
         super().__init__(
             observation_space, action_space, features_extractor=features_extractor, normalize_images=normalize_images
         )
-        self.features_dim, self.has_memory = features_dim, has_memory
+        self.features_dim, self.has_memory, self.belief_dim = features_dim, has_memory, belief_dim
         self.n_actions = int(action_space.n)
-        self.n_inputs = features_dim + (self.n_actions + 1) * has_memory
+        self.n_inputs = features_dim + belief_dim + (self.n_actions + 1) * has_memory
 
-    def history_input(self, obs: PyTorchObs, previous_actions: th.Tensor, previous_rewards: th.Tensor) -> th.Tensor:
+    def history_input(
+        self, obs: PyTorchObs, previous_actions: th.Tensor, previous_rewards: th.Tensor, beliefs: th.Tensor | None = None
+    ) -> th.Tensor:
         """What a recurrent layer eats at each step.
 
         :param obs: observations ``(T, B, ...)``
         :param previous_actions: ``(T, B)``, -1 where there was none
         :param previous_rewards: standardised, ``(T, B)``
+        :param beliefs: what the user's filter says, ``(T, B, belief_dim)``; anything after the first ``belief_dim`` is ignored
         """
         steps = previous_actions.shape
         features = self.extract_features(map_observations(lambda part: part.flatten(0, 1), obs), self.features_extractor)
         features = features.unflatten(0, steps)
+        if self.belief_dim:
+            assert beliefs is not None, "a network with a belief needs its features"
+            features = th.cat((features, beliefs[..., : self.belief_dim]), dim=-1)
         if not self.has_memory:
             return features
         actions = F.one_hot(previous_actions + 1, self.n_actions + 1)[..., 1:].to(features.dtype)
@@ -147,6 +156,7 @@ class HistoryQNetwork(HistoryInput):
     :param rnn_type: ``"lstm"``, ``"gru"``, ``"linear"`` or ``"none"``
     :param rnn_hidden_size: size of the recurrent layer
     :param n_rnn_layers: number of recurrent layers
+    :param belief_dim: number of features of the user's belief
     """
 
     scale: th.Tensor
@@ -164,9 +174,12 @@ class HistoryQNetwork(HistoryInput):
         rnn_type: str = "lstm",
         rnn_hidden_size: int = 64,
         n_rnn_layers: int = 1,
+        belief_dim: int = 0,
     ) -> None:
         has_memory = rnn_type != "none"
-        super().__init__(observation_space, action_space, features_extractor, features_dim, normalize_images, has_memory)
+        super().__init__(
+            observation_space, action_space, features_extractor, features_dim, normalize_images, has_memory, belief_dim
+        )
         self.net_arch, self.activation_fn = net_arch, activation_fn
         self.rnn_type, self.rnn_hidden_size, self.n_rnn_layers = rnn_type, rnn_hidden_size, n_rnn_layers
         self.input_net = nn.Sequential(*create_mlp(self.n_inputs, -1, net_arch, activation_fn))
@@ -188,10 +201,15 @@ class HistoryQNetwork(HistoryInput):
         return (zeros, zeros) if self.rnn_type == "lstm" else (zeros,)
 
     def forward(
-        self, obs: PyTorchObs, previous_actions: th.Tensor, previous_rewards: th.Tensor, hidden: Hidden | None = None
+        self,
+        obs: PyTorchObs,
+        previous_actions: th.Tensor,
+        previous_rewards: th.Tensor,
+        hidden: Hidden | None = None,
+        beliefs: th.Tensor | None = None,
     ) -> tuple[th.Tensor, th.Tensor, Hidden]:
         """Latent encodings ``(T, B, latent_dim)``, standardised action values ``(T, B, n_actions)`` and the memory."""
-        return self.evaluate(self.history_input(obs, previous_actions, previous_rewards), hidden)
+        return self.evaluate(self.history_input(obs, previous_actions, previous_rewards, beliefs), hidden)
 
     def evaluate(self, inputs: th.Tensor, hidden: Hidden | None = None) -> tuple[th.Tensor, th.Tensor, Hidden]:
         """One recurrent pass over a batch of histories, from what :meth:`history_input` has made of them."""
@@ -240,7 +258,8 @@ class HistoryQNetwork(HistoryInput):
         return output[None], (output[None],)
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
-        names = ("features_dim", "net_arch", "activation_fn", "features_extractor", "rnn_type", "rnn_hidden_size", "n_rnn_layers")
+        names = ["features_dim", "net_arch", "activation_fn", "features_extractor", "belief_dim"]
+        names += ["rnn_type", "rnn_hidden_size", "n_rnn_layers"]
         return super()._get_constructor_parameters() | {name: getattr(self, name) for name in names}
 
 

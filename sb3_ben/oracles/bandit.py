@@ -217,6 +217,8 @@ class BanditOracle(Oracle[BanditConfig]):
     :param seed: seed of the oracle's own draws, for those that draw; they do so whether ``deterministic`` or not
     """
 
+    action_entry = 1
+
     def __init__(self, config: BanditConfig | None = None, seed: int | None = None) -> None:
         super().__init__(config or BanditConfig(), seed)
 

@@ -33,6 +33,8 @@ class Oracle(ABC, Generic[ConfigT]):
     needs_reward = False
     #: shape of one observation
     observation_shape: tuple[int, ...] = ()
+    #: which entry of the state is the last action, if it is remembered
+    action_entry: int | None = None
 
     def __init__(self, config: ConfigT, seed: int | None = None) -> None:
         self.config = config
@@ -63,6 +65,16 @@ class Oracle(ABC, Generic[ConfigT]):
         state = self._fresh(state, n_envs, episode_start)
         actions, state = self._act(batch, self._rewards(observation, n_envs), state, deterministic)
         return (actions[0] if single else actions), state
+
+    def with_actions(self, state: OracleState, actions: np.ndarray) -> OracleState:
+        """The state after executing other actions than the chosen ones.
+
+        :param state: what the last call of ``predict`` returned
+        :param actions: what was executed, one action per environment
+        """
+        if self.action_entry is None:
+            return state
+        return (*state[: self.action_entry], np.asarray(actions, dtype=np.int64), *state[self.action_entry + 1 :])
 
     def _fresh(self, state: OracleState | None, n_envs: int, episode_start: np.ndarray | None) -> OracleState:
         """The state with the rows of new episodes replaced by initial ones."""

@@ -134,13 +134,19 @@ class KnowsTheMap(RescueOracle):
         return self.env.get_attr("world") if isinstance(self.env, VecEnv) else [self.env.get_wrapper_attr("world")]
 
     def _initial_state(self, n_envs: int) -> OracleState:
-        """The doors of the tour, and how many of them have been opened."""
-        return np.full((n_envs, self.config.n_victims), NO_DOOR), np.zeros(n_envs, dtype=np.int64)
+        """The doors of the tour, how many of them have been opened, and the action that is opening the next."""
+        tours = np.full((n_envs, self.config.n_victims), NO_DOOR)
+        return tours, np.zeros(n_envs, dtype=np.int64), np.full(n_envs, NO_ACTION)
+
+    def with_actions(self, state: OracleState, actions: np.ndarray) -> OracleState:
+        tours, n_opened, opening = state
+        missed = (opening != NO_ACTION) & (opening != actions)
+        return tours, n_opened - missed, opening
 
     def _act(
         self, observations: np.ndarray, rewards: np.ndarray, state: OracleState, deterministic: bool
     ) -> tuple[np.ndarray, OracleState]:
-        tours, n_opened = state
+        tours, n_opened, opening = state
         positions = observations[:, :2]
         if not self.config.n_victims:
             return self._idle(positions), state
@@ -150,7 +156,8 @@ class KnowsTheMap(RescueOracle):
         # at the end of the tour it goes on opening the last door, behind which nobody is left
         doors = tours[np.arange(len(tours)), np.minimum(n_opened, self.config.n_victims - 1)]
         arrived = (positions == self.door_cells[doors]).all(axis=1)
-        return walk(positions, self.door_cells[doors], self.door_actions[doors]), (tours, n_opened + arrived)
+        opening = np.where(arrived, self.door_actions[doors], NO_ACTION)
+        return walk(positions, self.door_cells[doors], self.door_actions[doors]), (tours, n_opened + arrived, opening)
 
     def _plan(self, positions: np.ndarray, slots: np.ndarray) -> np.ndarray:
         """The doors of the victims in the order of the shortest tours."""
@@ -258,6 +265,7 @@ class BeliefAgent(RescueOracle):
     """
 
     needs_reward = True
+    action_entry = 4
 
     def __init__(self, config: SearchAndRescueConfig, seed: int | None = 0) -> None:
         super().__init__(config, seed)

@@ -169,6 +169,7 @@ class _TigerOracle(Oracle[TigerConfig]):
     """Remembers net hearings of door 1, the tiger's door once it has been seen, the steps taken and the previous action."""
 
     needs_reward = True
+    action_entry = 3
 
     def __init__(self, config: TigerConfig | None = None, seed: int | None = None) -> None:
         super().__init__(config or TigerConfig(), seed)
