@@ -171,7 +171,7 @@ class BEN(OffPolicyAlgorithm):
         learning_rate: float | Schedule = 1e-3,
         buffer_size: int = 100_000,
         learning_starts: int = 1000,
-        batch_size: int = 32,
+        batch_size: int = 16,
         tau: float = 0.2,
         gamma: float = 0.99,
         train_freq: int | tuple[int, str] = 4,
