@@ -1,0 +1,294 @@
+"""The page of results: tables, figures and verdicts, all of them made from the raw records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+from rliable import plot_utils
+
+from benchmarks.harness import claims, statistics
+from benchmarks.harness.claims import Verdict
+from benchmarks.harness.experiment import EVALUATION_SEED, FIRST_TEST_SEED, SEED_STRIDE, Experiment
+from benchmarks.harness.records import Record
+from benchmarks.harness.statistics import Curve, Results, number
+
+COLORS = ("#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc", "#ca9161", "#949494", "#ece133", "#56b4e9")
+IMAGES = Path("images", "benchmarks")  # beside the page
+SOURCES = {"paper": "the paper", "ours": "this project"}
+SHOWN_VERSIONS = ("stable_baselines3", "sb3_contrib", "rl_zoo3", "torch")
+LEVELS = (0.5, 0.8, 0.9, 0.95)  # of central intervals, for calibration
+METRIC_UNITS = {
+    "steps_per_second": "environment steps/s",
+    "updates_per_second": "gradient steps/s",
+    "predict_ms_1": "predict, 1 env (ms)",
+    "predict_ms_64": "predict, 64 envs (ms)",
+}
+
+INTRODUCTION = f"""# Benchmarks
+
+This page is written by `python -m benchmarks report` from the raw results in `benchmarks/results/`; how they are made and how to
+add to them is on [another page](benchmarks_howto.md).
+
+- **Scores** are greedy returns after training, normalised: 0 is the agent that always listens or never opens a door, 1 the oracle
+  (exact where it can be computed, otherwise the best known agent in the same worlds). Where the optimum is exact, the optimal
+  agent's returns in the same worlds are a control variate, which takes off most of the luck of these worlds.
+- **IQM** is the interquartile mean over seeds, in brackets its 95 % interval (stratified bootstrap, rliable). The mean return and
+  the mean of the worst 5 % of all episodes are in the units of rewards: a robust average hides disasters.
+- **Seeds** are paired: every agent with the same number of environments learns in the same worlds, and all are evaluated in the
+  same new ones. Seeds start at {FIRST_TEST_SEED}, and seed s is seed {SEED_STRIDE} s of the zoo, so that no two runs share a
+  world; tuning used seeds of the zoo below {FIRST_TEST_SEED}, and the worlds for evaluation have the seeds from
+  {EVALUATION_SEED} on.
+- **Hyperparameters** are those in `hyperparams/`, read by rl-zoo3, with the changes that an agent's row names.
+"""
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+# ---------------------------------------------------------------------- tables
+
+
+def scores_table(results: Results) -> str:
+    """All agents, and the references beside them."""
+    counts, tails = _counts(results), statistics.scores(results, "tail")
+    iqm, mean = statistics.iqm(results), statistics.mean(results)
+    header = [
+        "agent",
+        "seeds",
+        "score, IQM",
+        "mean return",
+        "worst 5 %",
+        *counts,
+        "return in the last fifth of training",
+        "CPU s",
+    ]
+    rows = []
+    for agent, runs in results.agents.items():
+        found = list(runs.values())
+        cpu = float(np.mean([record.meta["times"]["cpu"] for record in found]))
+        values = [str(len(found)), str(iqm[agent]), str(mean[agent]), number(statistics.worst(found))]
+        values += [number(statistics.statistic(found, name)) for name in counts]
+        rows.append([agent, *values, number(float(tails[agent].mean())), number(cpu)])
+    return table(header, [*rows, *(_reference_row(results, name, counts) for name in results.references)])
+
+
+def _counts(results: Results) -> list[str]:
+    """What the environment counts."""
+    return next(iter(results.references.values())).statistics()
+
+
+def _reference_row(results: Results, name: str, counts: Sequence[str]) -> list[str]:
+    record = results.references[name]
+    known = results.world
+    is_exact = name == known.one and known.exact is not None
+    value = results.greedy(record)
+    score = number(float(results.normalised(value)))
+    mean = f"{number(value)} (exact)" if is_exact else number(value)
+    values = [
+        score,
+        mean,
+        number(statistics.worst([record])),
+        *(number(statistics.statistic([record], count)) for count in counts),
+    ]
+    return [f"*{name}*", "", *values, "", ""]
+
+
+def improvement_table(results: Results) -> str:
+    """The probability that the first agent is better than each other one."""
+    agent, *others = results.agents
+    rows = []
+    for other in others:
+        found = [statistics.improvement(results, agent, other, kind) for kind in ("greedy", "tail")]
+        rows.append([f"{agent} > {other}", *map(str, found)])
+    return table(["probability of improvement", "greedy return", "return in the last fifth of training"], rows)
+
+
+def metrics_tables(results: Results) -> list[str]:
+    """What was measured beside returns."""
+    tables = []
+    if any("metric_steps_per_second" in record.arrays for runs in results.agents.values() for record in runs.values()):
+        tables.append(speed_table(results))
+    if any("metric_pit" in record.arrays for runs in results.agents.values() for record in runs.values()):
+        tables.append(calibration_table(results))
+    return tables
+
+
+def speed_table(results: Results) -> str:
+    """Medians over runs; a ratio to RecurrentPPO follows where it is among the agents."""
+    base = "RecurrentPPO" if "RecurrentPPO" in results.agents else None
+    columns = {**{f"metric_{name}": title for name, title in METRIC_UNITS.items()}, "memory_mb": "memory of training (MB)"}
+    rows = []
+    for agent, runs in results.agents.items():
+        cells = []
+        for key in columns:
+            value = _median(list(runs.values()), key)
+            other = 0.0 if base is None else _median(list(results.agents[base].values()), key)
+            ratio = f" ({number(value / other)} x)" if other > 0 else ""
+            cells.append(f"{number(value)}{ratio}")
+        rows.append([agent, *cells])
+    return table(["agent", *columns.values()], rows)
+
+
+def _median(runs: Sequence[Record], key: str) -> float:
+    return float(np.median([record.meta[key] if key == "memory_mb" else float(record.arrays[key]) for record in runs]))
+
+
+def calibration_table(results: Results) -> str:
+    """Coverage of predicted central intervals, and the distance of beliefs from the exact posterior."""
+    rows = []
+    for agent, runs in results.agents.items():
+        found = [record.arrays for record in runs.values() if "metric_pit" in record.arrays]
+        if not found:
+            continue
+        pit = np.concatenate([arrays["metric_pit"] for arrays in found])
+        coverage = [f"{100 * (np.abs(pit - 0.5) <= level / 2).mean():.1f} %" for level in LEVELS]
+        errors = [arrays["metric_belief"] - arrays["metric_exact"] for arrays in found if "metric_belief" in arrays]
+        rows.append([agent, *coverage, number(float(np.sqrt(np.mean(np.concatenate(errors) ** 2)))) if errors else "-"])
+    return table(["agent", *(f"in the central {100 * level:.0f} %" for level in LEVELS), "belief, RMS error"], rows)
+
+
+# ---------------------------------------------------------------------- figures
+
+
+def curves_figure(results: Results, path: Path) -> bool:
+    """Sample efficiency: greedy returns and returns while learning, normalised; ``False`` where there is nothing to draw."""
+    curves = [
+        (curve, title)
+        for curve, title in (
+            (statistics.greedy_curve(results), "greedy, new worlds"),
+            (statistics.learning_curve(results), "while learning"),
+        )
+        if curve is not None
+    ]
+    if not curves:
+        return False
+    figure, axes = plt.subplots(1, len(curves), figsize=(5.5 * len(curves), 3.8), squeeze=False)
+    for ax, (curve, title) in zip(axes[0], curves, strict=True):
+        _draw(ax, curve, list(results.agents), title)
+    axes[0][0].legend(frameon=False, fontsize="small")
+    _save(figure, path)
+    return True
+
+
+def _draw(ax: Any, curve: Curve, agents: list[str], title: str) -> None:
+    plot_utils.plot_sample_efficiency_curve(
+        curve.steps / 1000,
+        curve.values,
+        curve.intervals,
+        algorithms=agents,
+        colors=dict(zip(agents, (COLORS[i % len(COLORS)] for i in range(len(agents))), strict=True)),
+        xlabel="thousand environment steps",
+        ylabel="score, IQM",
+        ax=ax,
+        labelsize="medium",
+        ticklabelsize="small",
+        marker="",
+        linewidth=1.2,
+    )
+    ax.set_title(title, fontsize="medium")
+    ax.set_ylim(max(min(float(np.min(values)) for values in curve.values.values()), -2.0) - 0.1, 1.1)
+    ax.axhline(1, color="black", linewidth=0.8, linestyle=":")
+    ax.axhline(0, color="black", linewidth=0.8, linestyle=":")
+
+
+def _save(figure: Any, path: Path) -> None:
+    """Write a figure that is the same, byte for byte, whenever it shows the same."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context({"svg.hashsalt": path.name, "svg.fonttype": "path"}):
+        figure.savefig(path, bbox_inches="tight", metadata={"Date": None})
+    plt.close(figure)
+
+
+# ---------------------------------------------------------------------- the page
+
+
+def claims_table(experiment: Experiment, decided: Sequence[Verdict]) -> str:
+    """What the numbers say of each claim."""
+    rows = [
+        [claim.text, SOURCES[claim.source], str(verdict), verdict.evidence]
+        for claim, verdict in zip(experiment.claims, decided, strict=True)
+    ]
+    return table(["claim", "of", "verdict", "numbers"], rows)
+
+
+def what_was_run(experiment: Experiment, found: list[Results]) -> str:
+    """Budget, seeds, versions."""
+    runs = [record for results in found for agents in results.agents.values() for record in agents.values()]
+    seeds = _range(len(agents) for results in found for agents in results.agents.values())
+    cpu = sum(record.meta["times"]["cpu"] for record in runs) / 60
+    commits = ", ".join(sorted({record.meta["commit"] for record in runs}))
+    dates = _range(record.meta["finished"][:10] for record in runs)
+    versions = ", ".join(f"{name} {release}" for name, release in runs[-1].meta["versions"].items() if name in SHOWN_VERSIONS)
+    planned = len(experiment.agents) * len(experiment.environments) * experiment.seeds
+    note = "" if len(runs) == planned else f" **Not complete:** {planned} runs are planned."
+    return (
+        f"{experiment.steps:,} environment steps, {seeds} seeds, {experiment.evaluation.episodes:,} episodes in new worlds after "
+        f"training; {len(runs)} runs, {cpu:.0f} CPU minutes of training; commit {commits}, {dates}; {versions}.{note}"
+    )
+
+
+def _range(values: Iterable[Any]) -> str:
+    """The smallest and the largest value."""
+    ordered = sorted(values)
+    return " to ".join(map(str, dict.fromkeys((ordered[0], ordered[-1]))))
+
+
+def section(experiment: Experiment, found: list[Results], decided: list[Verdict], page: Path) -> str:
+    """The part of the page that is about one experiment."""
+    parts = [f"## {experiment.number}. {experiment.title}", experiment.question]
+    if not found:
+        cost = sum(job.cpu_seconds for job in experiment.jobs()) / 60
+        parts.append(f"*Not run yet* (`python -m benchmarks run {experiment.name}`, about {cost:.0f} CPU minutes).")
+        return "\n\n".join(parts)
+    parts.append(what_was_run(experiment, found))
+    if experiment.claims:
+        parts.append(claims_table(experiment, decided))
+    for results in found:
+        if len(experiment.environments) > 1:
+            parts.append(f"### {results.environment}")
+        parts.append(scores_table(results))
+        if len(results.agents) > 1:
+            parts.append(improvement_table(results))
+        parts += metrics_tables(results)
+        figure = page.parent / IMAGES / f"{experiment.name}-{list(experiment.environments).index(results.environment)}.svg"
+        if curves_figure(results, figure):
+            parts.append(f"![{experiment.title}: scores along training]({figure.relative_to(page.parent).as_posix()})")
+    return "\n\n".join(parts)
+
+
+def verdicts(experiments: Sequence[Experiment], decided: dict[str, list[Verdict]]) -> str:
+    """All claims at a glance."""
+    rows = [
+        [str(experiment.number), claim.text, SOURCES[claim.source], str(verdict)]
+        for experiment in experiments
+        for claim, verdict in zip(experiment.claims, decided[experiment.name], strict=True)
+    ]
+    return "\n\n".join(["## Verdicts", table(["experiment", "claim", "of", "verdict"], rows)])
+
+
+def write_report(experiments: Sequence[Experiment], results: Path, page: Path) -> Path:
+    """Write the page and its figures.
+
+    :param experiments: all experiments
+    :param results: folder of the records
+    :param page: where to write the page; figures go into :data:`IMAGES` beside it
+    """
+    found = {experiment.name: statistics.collect(experiment, results) for experiment in experiments}
+    decided = {
+        experiment.name: [claims.decide(claim, experiment, found[experiment.name]) for claim in experiment.claims]
+        for experiment in experiments
+    }
+    sections = [section(experiment, found[experiment.name], decided[experiment.name], page) for experiment in experiments]
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text("\n\n".join([INTRODUCTION, verdicts(experiments, decided), *sections]) + "\n", encoding="utf-8")
+    return page

@@ -1,0 +1,240 @@
+"""From raw records to scores with intervals, by rliable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from rliable import library, metrics
+
+from benchmarks.harness import records
+from benchmarks.harness.experiment import Experiment, Job
+from benchmarks.harness.records import Record
+from benchmarks.harness.references import World, world
+from sb3_ben.common.callbacks import untouched_rng
+
+REPS = 2000  # bootstrap replications; a tenth of them for curves, a quarter for probabilities, which take long
+WORST = 0.05  # the share of episodes whose mean is shown as the worst
+N_BINS = 20  # of curves of the return while learning
+SEED = 0  # of the bootstrap: the page is the same whenever it is made from the same records
+
+
+class Interval(NamedTuple):
+    """An estimate with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{number(self.value)} [{number(self.low)}, {number(self.high)}]"
+
+
+def number(value: float) -> str:
+    """A number with about three digits."""
+    if not np.isfinite(value):
+        return "-"
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+@dataclass(frozen=True)
+class Results:
+    """All that has been found in one environment of an experiment.
+
+    :param experiment: the experiment
+    :param environment: label of the environment
+    :param agents: complete records by agent and seed
+    :param references: records of the agents that know the problem
+    """
+
+    experiment: Experiment
+    environment: str
+    agents: dict[str, dict[int, Record]]
+    references: dict[str, Record]
+
+    @property
+    def world(self) -> World:
+        env = self.experiment.environments[self.environment]
+        return world(env.env_id, dict(env.kwargs))
+
+    def zero_and_one(self) -> tuple[float, float]:
+        """The mean returns that are scored 0 and 1."""
+        known = self.world
+        zero, one = (float(self.references[name].arrays["eval_return"].mean()) for name in (known.zero, known.one))
+        return zero, one if known.exact is None else known.exact
+
+    def normalised(self, returns: Any) -> np.ndarray:
+        """Returns on the scale from 0 to 1."""
+        zero, one = self.zero_and_one()
+        return (np.asarray(returns, dtype=float) - zero) / (one - zero)
+
+    def greedy(self, record: Record) -> float:
+        """The mean return after training.
+
+        Where the optimum is known, the optimal agent's returns in the same worlds are a control variate: what its mean owes to
+        the luck of these worlds is taken off, as far as the agent shares it.
+        """
+        returns, exact = record.arrays["eval_return"].astype(float), self.world.exact
+        if exact is None:
+            return float(returns.mean())
+        optimal = self.references[self.world.one].arrays["eval_return"].astype(float)
+        variance = optimal.var()
+        shared = np.mean((returns - returns.mean()) * (optimal - optimal.mean())) / variance if variance > 0 else 0.0
+        return float(returns.mean() - shared * (optimal.mean() - exact))
+
+
+def tail(record: Record) -> float:
+    """The mean return of the episodes in the last fifth of training."""
+    step, returns = record.arrays["train_step"], record.arrays["train_return"]
+    return float(returns[step > 0.8 * record.meta["steps"]].mean())
+
+
+def cumulative(record: Record) -> float:
+    """The sum of all returns in training, for each of the environments that run side by side."""
+    return float(record.arrays["train_return"].sum(dtype=float)) / record.meta["configuration"]["hyperparams"].get("n_envs", 1)
+
+
+def first(record: Record) -> float:
+    """The mean return of the episodes in the first twentieth of training, at least of the first one of each environment."""
+    step, returns = record.arrays["train_step"], record.arrays["train_return"]
+    return float(returns[step <= max(0.05 * record.meta["steps"], step.min())].mean())
+
+
+#: what a run can be scored by
+SCORES: dict[str, Callable[[Results, Record], float]] = {
+    "greedy": lambda results, record: results.greedy(record),
+    "tail": lambda results, record: tail(record),
+    "cumulative": lambda results, record: cumulative(record),
+    "first": lambda results, record: first(record),
+}
+
+
+def collect(experiment: Experiment, folder: Path) -> list[Results]:
+    """The complete records of an experiment, by environment; an environment without its references is left out."""
+    found: dict[str, Results] = {label: Results(experiment, label, {}, {}) for label in experiment.environments}
+    for job in experiment.jobs():
+        record = records.find(job, folder)
+        if record is not None:
+            _file(found[job.environment], job, record)
+    return [results for results in found.values() if results.agents and _has_scale(results)]
+
+
+def _file(results: Results, job: Job, record: Record) -> None:
+    if job.seed is None:
+        results.references[job.agent] = record
+    else:
+        results.agents.setdefault(job.agent, {})[job.seed] = record
+
+
+def _has_scale(results: Results) -> bool:
+    return {results.world.zero, results.world.one} <= set(results.references)
+
+
+# ---------------------------------------------------------------------- estimates
+
+
+def scores(results: Results, kind: str = "greedy") -> dict[str, np.ndarray]:
+    """One score for each seed of each agent, in the units of returns."""
+    score = SCORES[kind]
+    return {agent: np.array([score(results, runs[seed]) for seed in sorted(runs)]) for agent, runs in results.agents.items()}
+
+
+def estimate(values: dict[str, np.ndarray], aggregate: Callable[[np.ndarray], float]) -> dict[str, Interval]:
+    """rliable's stratified bootstrap over seeds, of one environment."""
+    matrices = {name: one[:, None] for name, one in values.items() if len(one)}
+    with untouched_rng(SEED):
+        points, intervals = library.get_interval_estimates(matrices, lambda x: np.array([aggregate(x)]), reps=REPS)
+    return {name: Interval(float(points[name][0]), *(float(bound[0]) for bound in intervals[name])) for name in points}
+
+
+def iqm(results: Results, kind: str = "greedy") -> dict[str, Interval]:
+    """The interquartile mean of normalised scores."""
+    normalised = {name: results.normalised(values) for name, values in scores(results, kind).items()}
+    return estimate(normalised, metrics.aggregate_iqm)
+
+
+def mean(results: Results, kind: str = "greedy") -> dict[str, Interval]:
+    """The mean over seeds, in the units of returns."""
+    return estimate(scores(results, kind), metrics.aggregate_mean)
+
+
+def improvement(results: Results, agent: str, other: str, kind: str = "greedy") -> Interval:
+    """The probability that a run of an agent scores higher than a run of another."""
+    values = scores(results, kind)
+    pair = {"pair": (values[agent][:, None], values[other][:, None])}
+    with untouched_rng(SEED):
+        points, intervals = library.get_interval_estimates(pair, metrics.probability_of_improvement, reps=REPS // 4)
+    return Interval(float(points["pair"]), *(float(bound) for bound in np.ravel(intervals["pair"])))
+
+
+def worst(runs: Sequence[Record]) -> float:
+    """The mean of the worst twentieth of all episodes of the last evaluations."""
+    returns = np.sort(np.concatenate([record.arrays["eval_return"] for record in runs]).astype(float))
+    return float(returns[: max(int(WORST * len(returns)), 1)].mean())
+
+
+def statistic(runs: Sequence[Record], name: str, prefix: str = "eval") -> float:
+    """The mean of what the environment counts."""
+    return float(np.mean([record.arrays[f"{prefix}_{name}"].mean() for record in runs]))
+
+
+# ---------------------------------------------------------------------- curves
+
+
+class Curve(NamedTuple):
+    """Estimates along training: steps, and by agent the values and their intervals, as rliable plots them."""
+
+    steps: np.ndarray
+    values: dict[str, np.ndarray]
+    intervals: dict[str, np.ndarray]
+
+
+def greedy_curve(results: Results) -> Curve | None:
+    """The interquartile mean of normalised greedy returns along training."""
+    runs = {agent: list(found.values()) for agent, found in results.agents.items()}
+    if any("curve_return" not in record.arrays for found in runs.values() for record in found):
+        return None
+    # algorithms evaluate where their rollouts end: all curves are read at the same steps
+    steps = np.linspace(0, results.experiment.steps, results.experiment.evaluation.points + 1)
+    matrices = {
+        agent: np.stack([_interpolated(results, record, steps) for record in found])[:, None] for agent, found in runs.items()
+    }
+    return _curve(steps, matrices)
+
+
+def _interpolated(results: Results, record: Record, steps: np.ndarray) -> np.ndarray:
+    means = results.normalised(record.arrays["curve_return"].astype(float).mean(axis=1))
+    return np.interp(steps, record.arrays["curve_step"], means)
+
+
+def learning_curve(results: Results) -> Curve | None:
+    """The interquartile mean of the normalised return while learning, exploration included."""
+    edges = np.linspace(0, results.experiment.steps, N_BINS + 1)
+    matrices = {}
+    for agent, runs in results.agents.items():
+        binned = np.stack([_binned(record, edges) for record in runs.values()])
+        matrices[agent] = results.normalised(binned)[:, None]
+    whole = ~np.isnan(np.concatenate(list(matrices.values()))).any(axis=(0, 1))
+    if not whole.any():
+        return None
+    return _curve(edges[1:][whole], {agent: matrix[..., whole] for agent, matrix in matrices.items()})
+
+
+def _binned(record: Record, edges: np.ndarray) -> np.ndarray:
+    """Mean returns of the episodes that end between the edges, NaN where none does."""
+    step, returns = np.minimum(record.arrays["train_step"], edges[-1]), record.arrays["train_return"].astype(float)
+    which = np.searchsorted(edges, step, side="left") - 1
+    counts, sums = (np.bincount(which, weights=weights, minlength=len(edges) - 1) for weights in (None, returns))
+    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+
+
+def _curve(steps: np.ndarray, matrices: dict[str, np.ndarray]) -> Curve:
+    def iqms(x: np.ndarray) -> np.ndarray:
+        return np.array([metrics.aggregate_iqm(x[..., i]) for i in range(x.shape[-1])])
+
+    with untouched_rng(SEED):
+        values, intervals = library.get_interval_estimates(matrices, iqms, reps=REPS // 10)
+    return Curve(steps, values, intervals)

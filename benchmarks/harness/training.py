@@ -1,0 +1,422 @@
+"""Training of one job by rl-zoo3's own machinery, with checkpoints from which a killed run goes on."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import resource
+import shutil
+import sys
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+import numpy as np
+import torch as th
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, sync_envs_normalization, unwrap_vec_normalize
+
+from benchmarks.harness import records
+from benchmarks.harness.experiment import EVALUATION_SEED, Job
+from benchmarks.harness.references import config_of, make_reference
+from sb3_ben import VecPreviousReward, evaluate_policy, make_vec
+from sb3_ben.common.callbacks import episode_statistics, untouched_rng
+from sb3_ben.zoo import register
+
+register()
+from rl_zoo3.exp_manager import ExperimentManager  # noqa: E402  after the registration, as a user of the zoo without the hook
+from rl_zoo3.utils import ALGOS  # noqa: E402
+
+N_SLOTS = 100  # environments that an evaluation runs side by side: the same for all agents, who meet the same worlds
+PROGRESS, PID = "progress", "pid"  # files in the working folder of a job
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a job writes; on a cluster, folders that all machines share.
+
+    :param results: for records
+    :param work: for checkpoints, progress and output, all of which is removed once the record is written
+    :param checkpoint_seconds: time between two checkpoints
+    :param commit: of the repository
+    """
+
+    results: Path
+    work: Path
+    checkpoint_seconds: float = 120.0
+    commit: str = "unknown"
+
+    def of(self, job: Job) -> Path:
+        """The working folder of a job. Another configuration has another one: it must not go on from these checkpoints."""
+        return self.work / f"{job.name}-{job.digest()}"
+
+
+# ---------------------------------------------------------------------- the zoo
+
+
+class Manager(ExperimentManager):
+    """The zoo's manager, which reads the hyperparameters and makes environments and model, for runs that may be interrupted.
+
+    :param job: the job
+    :param folder: its working folder
+    :param checkpoint: the checkpoint to go on from
+    """
+
+    def __init__(self, job: Job, folder: Path, checkpoint: Path | None) -> None:
+        trained_agent = "" if checkpoint is None else str(checkpoint / "model.zip")
+        super().__init__(
+            argparse.Namespace(),
+            job.algo,
+            job.env.env_id,
+            str(folder / "zoo"),
+            n_timesteps=job.experiment.steps,
+            eval_freq=-1,
+            hyperparams={name: _made(value) for name, value in job.hyperparams().items()},
+            env_kwargs=dict(job.env.kwargs),
+            trained_agent=trained_agent,
+            seed=job.zoo_seed,
+            verbose=0,
+            device="cpu",
+        )
+
+    def create_envs(self, n_envs: int, eval_env: bool = False, no_log: bool = False) -> VecEnv:
+        """As the zoo does, without the monitor's file: an open file can be part of no checkpoint."""
+        return super().create_envs(n_envs, eval_env, no_log=True)
+
+    def evaluation_envs(self, n_envs: int) -> VecEnv:
+        """Worlds for evaluation, the same ones at every call."""
+        seed, self.seed = self.seed, EVALUATION_SEED
+        try:
+            return self.create_envs(n_envs, eval_env=True)
+        finally:
+            self.seed = seed
+
+    def _load_pretrained_agent(self, hyperparams: dict[str, Any], env: VecEnv) -> BaseAlgorithm:
+        """The model as it was saved, with nothing reset."""
+        model = ALGOS[self.algo].load(self.trained_agent, env=env, device=self.device, force_reset=False)
+        replay_buffer = Path(self.trained_agent).with_name("replay_buffer.pkl")
+        if isinstance(model, OffPolicyAlgorithm):
+            model.load_replay_buffer(replay_buffer)
+        return model
+
+    def _save_config(self, saved_hyperparams: dict[str, Any]) -> None:
+        """The record of the job holds the configuration."""
+
+
+def _made(value: Any) -> Any:
+    """What a file declares as ``{make: package.module.function, ...}``."""
+    if not isinstance(value, dict) or "make" not in value:
+        return value
+    module, _, function = value["make"].rpartition(".")
+    return getattr(import_module(module), function)(**{name: part for name, part in value.items() if name != "make"})
+
+
+# ---------------------------------------------------------------------- checkpoints
+
+
+def random_state(model: BaseAlgorithm) -> dict[str, Any]:
+    """The state of all generators that training draws from, but for those of the environments."""
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": th.get_rng_state(),
+        "actions": model.action_space.np_random.bit_generator.state,
+    }
+
+
+def set_random_state(model: BaseAlgorithm, state: dict[str, Any]) -> None:
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    th.set_rng_state(state["torch"])
+    model.action_space.np_random.bit_generator.state = state["actions"]
+
+
+def environment_state(venv: VecEnv) -> dict[str, Any]:
+    """The running episodes, and the statistics of ``VecNormalize`` with the returns that SB3 leaves out of its pickles."""
+    normalize = unwrap_vec_normalize(venv)
+    names = ("obs_rms", "ret_rms", "returns", "old_reward", "old_obs")
+    statistics = {} if normalize is None else {name: vars(normalize)[name] for name in names if name in vars(normalize)}
+    unwrapped = venv.unwrapped
+    assert isinstance(unwrapped, DummyVecEnv), "the zoo's default"
+    return {"envs": unwrapped.envs, "normalize": statistics}
+
+
+def set_environment_state(venv: VecEnv, state: dict[str, Any]) -> None:
+    unwrapped = venv.unwrapped
+    assert isinstance(unwrapped, DummyVecEnv)
+    unwrapped.envs = state["envs"]
+    normalize = unwrap_vec_normalize(venv)
+    if normalize is not None:
+        vars(normalize).update(state["normalize"])
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The complete checkpoints of a job, oldest first."""
+    return sorted(folder.glob("checkpoint-[0-9]*"), key=lambda path: int(path.name.rpartition("-")[2]))
+
+
+def save_checkpoint(folder: Path, model: BaseAlgorithm, recorder: Recorder) -> None:
+    """Write all that the run needs to go on, under a name that it only gets once it is complete."""
+    final = folder / f"checkpoint-{model.num_timesteps}"
+    unfinished = folder / "unfinished"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    venv = model.get_env()
+    assert venv is not None
+    model.save(unfinished / "model.zip")
+    if isinstance(model, OffPolicyAlgorithm):
+        model.save_replay_buffer(unfinished / "replay_buffer.pkl")
+    state = {
+        "random": random_state(model),
+        "environments": environment_state(venv),
+        "memory": getattr(model, "_last_lstm_states", None),  # which RecurrentPPO does not save
+        "recorder": recorder.state(),
+    }
+    (unfinished / "state.pkl").write_bytes(cloudpickle.dumps(state))
+    old = [path for path in checkpoints(folder) if path != final]
+    if not final.exists():
+        os.replace(unfinished, final)
+    for path in old:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def restore(checkpoint: Path, model: BaseAlgorithm, recorder: Recorder) -> None:
+    """Put back what SB3's own files leave out."""
+    state = cloudpickle.loads((checkpoint / "state.pkl").read_bytes())
+    venv = model.get_env()
+    assert venv is not None
+    set_environment_state(venv, state["environments"])
+    if state["memory"] is not None:
+        model._last_lstm_states = state["memory"]  # type: ignore[attr-defined]
+    recorder.set_state(state["recorder"])
+    set_random_state(model, state["random"])
+
+
+# ---------------------------------------------------------------------- what happens in training
+
+
+def clocks() -> dict[str, float]:
+    """Wall and CPU time, in seconds."""
+    return {"wall": time.perf_counter(), "cpu": time.process_time()}
+
+
+class Recorder(BaseCallback):
+    """Keeps every episode, evaluates on the way and saves checkpoints, in both cases between an update and the next rollout,
+    where nothing is half done.
+
+    :param job: the job
+    :param manager: the manager of its run
+    :param places: where to write
+    """
+
+    def __init__(self, job: Job, manager: Manager, places: Places) -> None:
+        super().__init__()
+        self.job, self.manager, self.places = job, manager, places
+        self.folder = places.of(job)
+        self.episodes: dict[str, list[float]] = defaultdict(list)
+        self.curve: dict[str, list[Any]] = defaultdict(list)
+        self.times = {"wall": 0.0, "cpu": 0.0, "collect": 0.0, "update": 0.0}
+        self.n_resumed = 0
+        self._mark = clocks()
+        self._saved = time.monotonic()
+        self._shown = 0.0
+
+    def state(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("episodes", "curve", "times", "n_resumed")}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.n_resumed += 1
+
+    def _count_time(self, phase: str | None) -> None:
+        """Add the time since the last call to the clocks of training, unless it was spent on something else (``None``)."""
+        now = clocks()
+        if phase is not None:
+            for clock in ("wall", "cpu"):
+                self.times[clock] += now[clock] - self._mark[clock]
+            self.times[phase] += now["cpu"] - self._mark["cpu"]
+        self._mark = now
+
+    def _on_training_start(self) -> None:
+        self._count_time(None)
+
+    def _on_rollout_start(self) -> None:
+        self._count_time("update")
+        if self.num_timesteps >= len(self.curve["step"]) * self._interval() and self.has_curve():
+            self.evaluate()
+        if time.monotonic() - self._saved >= self.places.checkpoint_seconds and self.num_timesteps > 0:
+            save_checkpoint(self.folder, self.model, self)
+            self._saved = time.monotonic()
+        if time.monotonic() - self._shown > 1:
+            (self.folder / PROGRESS).write_text(str(self.num_timesteps / self.job.experiment.steps))
+            self._shown = time.monotonic()
+        self._count_time(None)
+
+    def has_curve(self) -> bool:
+        return self.job.experiment.evaluation.points > 0
+
+    def _interval(self) -> float:
+        return self.job.experiment.steps / max(self.job.experiment.evaluation.points, 1)
+
+    def _on_rollout_end(self) -> None:
+        self._count_time("collect")
+
+    def _on_step(self) -> bool:
+        for done, info in zip(self.locals["dones"], self.locals["infos"], strict=True):
+            if done:
+                self.episodes["step"].append(self.num_timesteps)
+                self.episodes["return"].append(info["episode"]["r"])
+                for name, value in episode_statistics(info).items():
+                    self.episodes[name].append(value)
+        return True
+
+    def _on_training_end(self) -> None:
+        self._count_time("update")
+
+    def evaluate(self) -> None:
+        """A point of the learning curve."""
+        self.curve["step"].append(self.num_timesteps)
+        self.curve["return"].append(evaluate(self.model, self.manager, self.job.experiment.evaluation.curve_episodes)["return"])
+
+
+def play(agent: Any, venv: VecEnv, n_episodes: int) -> dict[str, np.ndarray]:
+    """What an agent achieves: its returns and what the environment counts, episode by episode."""
+    counts: dict[str, list[float]] = defaultdict(list)
+
+    def collect(locals_: dict[str, Any], _: dict[str, Any]) -> None:
+        if locals_["done"]:
+            for name, value in episode_statistics(locals_["info"]).items():
+                counts[name].append(value)
+
+    with untouched_rng(EVALUATION_SEED):
+        returns, _ = evaluate_policy(
+            agent, venv, n_episodes, deterministic=True, callback=collect, return_episode_rewards=True, warn=False
+        )
+    return {"return": np.array(returns), **{name: np.array(values) for name, values in counts.items()}}
+
+
+def new_worlds(model: BaseAlgorithm, manager: Manager, n_envs: int) -> VecEnv:
+    """Worlds that training has not seen, normalised as in training, with the previous reward for those who read it."""
+    training, venv = model.get_env(), manager.evaluation_envs(n_envs)
+    assert training is not None
+    sync_envs_normalization(training.venv if isinstance(training, VecPreviousReward) else training, venv)
+    return VecPreviousReward(venv)
+
+
+def evaluate(model: BaseAlgorithm, manager: Manager, n_episodes: int) -> dict[str, np.ndarray]:
+    """Greedy episodes in worlds that training has not seen."""
+    return play(model, new_worlds(model, manager, min(N_SLOTS, n_episodes)), n_episodes)
+
+
+# ---------------------------------------------------------------------- jobs
+
+
+@contextlib.contextmanager
+def output_in(path: Path) -> Iterator[None]:
+    """Have all that the zoo prints in a file."""
+    with path.open("a") as file, contextlib.redirect_stdout(file):
+        yield
+
+
+def train(job: Job, places: Places) -> records.Record:
+    """Train a job to its end, from where it was left."""
+    from benchmarks.harness.metrics import METRICS
+
+    folder = places.of(job)
+    last = checkpoints(folder)[-1:]
+    manager = Manager(job, folder, last[0] if last else None)
+    setup = manager.setup_experiment()
+    assert setup is not None
+    model, _ = setup
+    recorder = Recorder(job, manager, places)
+    if last:
+        restore(last[0], model, recorder)
+    before = reset_peak_memory()
+    callbacks: Any = [*manager.callbacks, recorder]
+    remaining = job.experiment.steps - model.num_timesteps
+    model.learn(remaining, callback=callbacks, log_interval=None, reset_num_timesteps=not last)  # type: ignore[arg-type]
+    memory = peak_memory() - before
+    if recorder.has_curve():
+        recorder.evaluate()
+    arrays = {f"train_{name}": np.array(values) for name, values in recorder.episodes.items()}
+    arrays |= {f"curve_{name}": np.array(values) for name, values in recorder.curve.items()}
+    final = evaluate(model, manager, job.experiment.evaluation.episodes)
+    arrays |= {f"eval_{name}": values for name, values in final.items()}
+    meta = {"times": recorder.times, "n_resumed": recorder.n_resumed, "memory_mb": memory, "steps": model.num_timesteps}
+    for name in job.experiment.metrics:
+        with untouched_rng(EVALUATION_SEED):
+            found = METRICS[name](model, manager, recorder)
+        arrays |= {f"metric_{key}": np.asarray(value) for key, value in found.items()}
+    return records.Record(meta, arrays)
+
+
+def measure_reference(job: Job) -> records.Record:
+    """Evaluate an agent that is not trained, in the same worlds."""
+    kwargs, n_episodes = dict(job.env.kwargs), job.experiment.evaluation.episodes
+    start = clocks()
+    agent = make_reference(job.agent, config_of(job.env.env_id, kwargs))
+    episodes = play(agent, make_vec(job.env.env_id, min(N_SLOTS, n_episodes), seed=EVALUATION_SEED, **kwargs), n_episodes)
+    times = {name: clock - start[name] for name, clock in clocks().items()}
+    return records.Record({"times": times}, {f"eval_{name}": values for name, values in episodes.items()})
+
+
+def run_job(job: Job, places: Places) -> str | None:
+    """Run a job and write its record, unless there is one. All that goes wrong is returned, so that other jobs go on.
+
+    :return: ``None``, or what went wrong
+    """
+    th.set_num_threads(1)
+    if records.find(job, places.results) is not None:
+        return None
+    folder = places.of(job)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / PID).write_text(str(os.getpid()))  # for whoever wants to know or to end it
+        with output_in(folder / "output.txt"):
+            record = measure_reference(job) if job.seed is None else train(job, places)
+        record.meta |= {
+            "job": job.name,
+            "agent": job.agent,
+            "environment": job.environment,
+            "seed": job.seed,
+            "digest": job.digest(),
+            "configuration": job.configuration(),
+            "commit": places.commit,
+            "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            **records.provenance(),
+        }
+        records.write(records.path_of(job, places.results), record)
+    except Exception:
+        return f"{job.name} failed:\n{traceback.format_exc()}"
+    shutil.rmtree(folder, ignore_errors=True)
+    return None
+
+
+# ---------------------------------------------------------------------- memory
+
+
+def reset_peak_memory() -> float:
+    """Forget the peak of this process's memory, where the system can (Linux); return what is in use now, in MB."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+    return peak_memory()
+
+
+def peak_memory() -> float:
+    """The largest amount of memory that this process had in use, in MB."""
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024
+    unit = 1024**2 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit

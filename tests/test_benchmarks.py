@@ -1,0 +1,340 @@
+"""The benchmarks: every experiment in small, interruptions, clusters, and the page that is made of the results."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from benchmarks.__main__ import RESULTS, main
+from benchmarks.harness import claims, records, running, statistics, training
+from benchmarks.harness.experiment import FOLDER, Agent, Claim, Job, load, load_all
+from benchmarks.harness.training import Places, run_job
+from sb3_ben import make_vec
+
+pytestmark = pytest.mark.xdist_group("benchmarks")  # one process, since many look at the same results
+EXPERIMENTS = {name: experiment.as_smoke() for name, experiment in load_all().items()}
+
+
+def job_of(agent: str, steps: int) -> Job:
+    """A run on the tiger problem."""
+    experiment = dataclasses.replace(EXPERIMENTS["tiger_learned"], steps=steps)
+    return next(job for job in experiment.jobs() if job.agent == agent and job.seed is not None)
+
+
+def same(first: records.Record, second: records.Record) -> bool:
+    return first.arrays.keys() == second.arrays.keys() and all(
+        np.array_equal(first.arrays[name], second.arrays[name]) for name in first.arrays
+    )
+
+
+# ---------------------------------------------------------------------- interruptions
+
+
+@pytest.mark.parametrize("agent", ["BEN", "RecurrentPPO", "BootDQN+prior"])
+def test_killed_job_goes_on_exactly(agent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = job_of(agent, steps=240)
+    whole, broken = (Places(tmp_path / name, tmp_path / f"{name}-work", 0.0) for name in ("whole", "broken"))
+    assert run_job(job, whole) is None
+    save = training.save_checkpoint
+    calls: list[None] = []
+
+    def save_and_die(*args: Any) -> None:
+        save(*args)
+        calls.append(None)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "save_checkpoint", save_and_die)
+        with pytest.raises(KeyboardInterrupt):
+            run_job(job, broken)
+    assert records.find(job, broken.results) is None
+    np.random.seed(1)  # whatever happens in the meantime
+    assert run_job(job, broken) is None
+    one, other = (records.find(job, places.results) for places in (whole, broken))
+    assert one is not None
+    assert other is not None
+    assert (one.meta["n_resumed"], other.meta["n_resumed"]) == (0, 1)
+    assert same(one, other)
+
+
+# ---------------------------------------------------------------------- clusters
+
+
+def wait_for(condition: Callable[[], Any], what: str) -> Any:
+    """What the condition returns as soon as it is true."""
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline:
+        if found := condition():
+            return found
+        time.sleep(0.05)
+    raise TimeoutError(f"waited in vain for {what}")
+
+
+def kill_worker(job: Job, places: Places, killed: list[int]) -> None:
+    """Kill, as an accident would, the process that works on a job, once it has a checkpoint."""
+    wait_for(lambda: training.checkpoints(places.of(job)), "a checkpoint")
+    pid = int((places.of(job) / training.PID).read_text())
+    os.kill(pid, signal.SIGKILL)
+    killed.append(pid)
+
+
+@pytest.mark.parametrize("backend", ["loky", "ray"])
+def test_job_of_a_killed_worker_is_repeated(backend: str, tmp_path: Path) -> None:
+    """Two workers, real ones; one is killed in the middle of its job, which then goes on from its checkpoint."""
+    pytest.importorskip("ray" if backend == "ray" else "joblib")
+    jobs = [job_of("BEN without flows", steps=800), job_of("RecurrentPPO", steps=160)][: 2 if backend == "ray" else 1]
+    places = Places(tmp_path / "results", tmp_path / "work", checkpoint_seconds=0.0)
+    killed: list[int] = []
+    killer = threading.Thread(target=kill_worker, args=(jobs[0], places, killed))
+    killer.start()
+    assert running.run(jobs, places, n_jobs=2, name=backend) == []
+    killer.join()
+    assert killed
+    found = [records.find(job, places.results) for job in jobs]
+    assert None not in found
+    assert found[0] is not None
+    assert found[0].meta["n_resumed"] >= 1
+    assert found[0].meta["steps"] == 800
+    assert not list(places.work.rglob("checkpoint*"))
+
+
+def test_jobs_run_on_dask(tmp_path: Path) -> None:
+    distributed = pytest.importorskip("distributed")
+    places = Places(tmp_path / "results", tmp_path / "work")
+    jobs = [job for job in EXPERIMENTS["tiger_learned"].jobs() if job.seed is None]
+    with distributed.LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None) as cluster:
+        assert running.run(jobs, places, n_jobs=1, name="dask", address=cluster.scheduler_address) == []
+    assert running.missing(jobs, places.results) == []
+
+
+# ---------------------------------------------------------------------- all experiments, in small
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The results of all smoke versions."""
+    folder = tmp_path_factory.mktemp("benchmarks")
+    arguments = ("run", "all", "--smoke", "--results", str(folder / "results"), "--work", str(folder / "work"))
+    assert main(arguments) == 0
+    assert not [path for path in (folder / "work").rglob("*") if path.is_file()]
+    return folder / "results"
+
+
+def test_every_experiment_has_all_its_results(results: Path) -> None:
+    for experiment in EXPERIMENTS.values():
+        for job in experiment.jobs():
+            record = records.find(job, results)
+            assert record is not None, job.name
+            assert len(record.arrays["eval_return"]) == experiment.evaluation.episodes
+            if job.seed is not None:
+                assert record.meta["steps"] >= experiment.steps
+                assert len(record.arrays["train_step"]) == len(record.arrays["train_return"]) > 0
+                assert record.meta["configuration"]["hyperparams"]["n_envs"] > 0
+
+
+def test_what_is_complete_is_not_run_again(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.stat().st_mtime_ns for path in results.rglob("*.xz")}
+    assert main(("run", "tiger_learned", "--smoke", "--results", str(results))) == 0
+    assert "0 to run" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in results.rglob("*.xz")} == before
+    changed = dataclasses.replace(EXPERIMENTS["tiger_learned"], steps=161)
+    assert len(running.missing(changed.jobs(), results)) == len(changed.agents)  # but those that are not trained
+
+
+def test_agents_meet_the_same_worlds(results: Path) -> None:
+    """Whoever listens all the time gets the same, and the best agent's returns depend on the worlds alone."""
+    found = statistics.collect(EXPERIMENTS["rescue_noise"], results)
+    assert [result.environment for result in found] == ["sigma 0.1", "sigma 0.3", "sigma 1.0"]
+    job = next(job for job in EXPERIMENTS["tiger_learned"].jobs() if job.agent == "Bayes-optimal")
+    first, again = records.find(job, results), training.measure_reference(job)
+    assert first is not None
+    assert np.array_equal(first.arrays["eval_return"], again.arrays["eval_return"])
+    manager = training.Manager(job_of("RecurrentPPO", 160), results / "scratch", None)
+    manager.setup_experiment()
+    worlds = manager.evaluation_envs(8)
+    worlds.reset()
+    ours = make_vec("Tiger-v0", 8, seed=50_000)
+    ours.reset()
+    assert [env.unwrapped.world.contexts[0] for env in worlds.envs] == ours.world.contexts  # type: ignore[attr-defined]
+
+
+def test_report_has_a_section_for_every_experiment(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "REPS", 20)
+    page = tmp_path / "docs" / "benchmarks.md"
+    assert main(("report", "--smoke", "--results", str(results), "--page", str(page))) == 0
+    text = page.read_text()
+    for experiment in EXPERIMENTS.values():
+        assert f"## {experiment.number}. {experiment.title}" in text
+        assert all(f"| {agent} |" in text for agent in experiment.agents)
+    assert "not run" not in text.lower()
+    figures = re.findall(r"\((images/benchmarks/[^)]+)\)", text)
+    assert figures
+    assert all((page.parent / figure).read_text().startswith("<?xml") for figure in figures)
+
+
+def test_list_says_what_things_cost(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(("list", "--results", str(results))) == 0
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert [line.split()[1] for line in lines] == list(EXPERIMENTS)
+    assert all(re.search(r"\d (min|h) ", line) for line in lines)
+
+
+# ---------------------------------------------------------------------- statistics
+
+
+def fake(returns: Any, **meta: Any) -> records.Record:
+    return records.Record(meta, {"eval_return": np.asarray(returns, dtype=float)})
+
+
+@pytest.fixture
+def tiger() -> statistics.Results:
+    """Made-up results of three agents in the same 400 worlds."""
+    rng = np.random.default_rng(0)
+    optimal = rng.normal(74.5, 30, size=400)
+    agents = {
+        "good": {seed: fake(optimal - 2 + 0.1 * seed) for seed in range(4)},
+        "noisy": {seed: fake(optimal[rng.permutation(400)]) for seed in range(4)},
+        "listens": {seed: fake(np.full(400, -11.0)) for seed in range(4)},
+    }
+    references = {"Bayes-optimal": fake(optimal), "always listens": fake(np.full(400, -11.0))}
+    return statistics.Results(load_all()["tiger_learned"], "Tiger", agents, references)
+
+
+def test_scores_lie_on_the_scale_from_listening_to_the_optimum(tiger: statistics.Results) -> None:
+    exact = tiger.world.exact
+    assert exact is not None
+    assert exact == pytest.approx(74.52, abs=0.01)
+    scores = statistics.iqm(tiger)
+    assert scores["listens"] == (0, 0, 0)
+    assert scores["good"].value == pytest.approx((exact - 1.85 + 11) / (exact + 11))  # the luck of the worlds is taken off
+    assert scores["good"].low <= scores["good"].value <= scores["good"].high
+    assert statistics.worst([fake(np.arange(100.0))]) == 2.0
+
+
+def test_improvement_is_a_probability(tiger: statistics.Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "REPS", 40)
+    assert statistics.improvement(tiger, "good", "listens") == (1, 1, 1)
+    assert statistics.improvement(tiger, "listens", "good").value == 0
+    assert statistics.improvement(tiger, "listens", "listens").value == 0.5
+
+
+def test_verdicts_follow_the_numbers(tiger: statistics.Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "REPS", 40)
+    experiment = tiger.experiment
+
+    def holds(test: str, **arguments: Any) -> bool | None:
+        return claims.decide(Claim("", "ours", test, arguments), experiment, [tiger]).holds
+
+    assert holds("score_at_least", agent="good", iqm=0.95) is True
+    assert holds("score_at_least", agent="listens", iqm=0.95) is False
+    assert holds("improves", agent="good", over=["listens"]) is True
+    assert holds("improves", agent="listens", over=["good"]) is False
+    assert holds("statistic_between", agent="listens", name="return", low=-12, high=-10) is True
+    assert holds("increases", agents=["listens", "good"]) is True
+    assert holds("increases", agents=["good", "listens"]) is False
+    assert holds("improves", agent="good", over=["nobody"]) is None
+
+
+def test_curves_are_read_at_the_same_steps(tiger: statistics.Results) -> None:
+    record = records.Record({"steps": 100}, {"train_step": np.array([1, 50, 100]), "train_return": np.array([1.0, 2.0, 4.0])})
+    assert np.array_equal(statistics._binned(record, np.array([0, 50, 100])), [1.5, 4.0])
+    assert statistics.tail(record) == 4.0
+    assert statistics.first(record) == 1.0
+
+
+# ---------------------------------------------------------------------- files
+
+
+def test_records_are_small_and_exact(tmp_path: Path) -> None:
+    arrays = {"whole": np.array([-500, 3, 10]), "broken": np.array([0.5, 2.25]), "large": np.array([2.0**40])}
+    records.write(tmp_path / "record", records.Record({"digest": "x"}, arrays))
+    record = records.read(tmp_path / "record")
+    assert record.meta == {"digest": "x"}
+    assert {name: array.dtype for name, array in record.arrays.items()} == {
+        "whole": np.int16,
+        "broken": np.float32,
+        "large": np.float64,
+    }
+    assert all(np.array_equal(record.arrays[name], array) for name, array in arrays.items())
+
+
+def test_damaged_record_counts_as_missing(tmp_path: Path) -> None:
+    job = job_of("BEN", 160)
+    path = records.path_of(job, tmp_path)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"")
+    assert records.find(job, tmp_path) is None
+
+
+def test_failing_job_is_reported_and_leaves_no_record(tmp_path: Path) -> None:
+    job = job_of("BEN", 160)
+    agents = {"BEN": Agent("ben", {"tau": 2.0})}
+    job = dataclasses.replace(job, experiment=dataclasses.replace(job.experiment, agents=agents))
+    error = run_job(job, Places(tmp_path / "results", tmp_path / "work"))
+    assert error is not None
+    assert "`tau` must lie between 0 and 1" in error
+    assert records.find(job, tmp_path / "results") is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("seeds: 0", "must be at least 1"),
+        ("metrics: [speeed]", "no metric is called 'speeed'"),
+        ("references: [nobody]", "no reference is called 'nobody'"),
+        ("claims: [{text: x, source: ours, test: guess}]", "no test is called 'guess'"),
+        ("smoke: {stepps: 1}", "unknown fields stepps"),
+        ("stepps: 1", "stepps"),
+    ],
+)
+def test_misspelt_experiments_are_refused(change: str, message: str, tmp_path: Path) -> None:
+    declared = yaml.safe_load((FOLDER / "tiger_learned.yml").read_text())
+    (tmp_path / "mine.yml").write_text(yaml.safe_dump({**declared, **yaml.safe_load(change)}))
+    with pytest.raises(ValueError, match=message):
+        load(tmp_path / "mine.yml")
+
+
+def test_unknown_experiment_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(("run", "tiger_lerned"))
+    assert "do you mean 'tiger_learned'?" in capsys.readouterr().err
+
+
+def test_seeds_of_tests_are_not_those_of_tuning() -> None:
+    for experiment in load_all().values():
+        seeds = {job.zoo_seed for job in experiment.jobs() if job.seed is not None}
+        assert min(seeds) >= 100_000
+        assert all(other - seed >= 1000 for seed, other in pairwise(sorted(seeds)))
+
+
+def test_overrides_are_merged_with_the_policy_of_the_file() -> None:
+    job = Job(
+        dataclasses.replace(
+            EXPERIMENTS["tiger_learned"], agents={"a": Agent("ppo_lstm", {"policy_kwargs": {"lstm_hidden_size": 8}})}
+        ),
+        "Tiger",
+        "a",
+        100,
+    )
+    kwargs = job.hyperparams()["policy_kwargs"]
+    assert kwargs["lstm_hidden_size"] == 8
+    assert "net_arch" in kwargs
+
+
+def test_published_results_belong_to_the_experiments() -> None:
+    """Raw files of experiments that have been renamed or of agents that are gone would be dead weight."""
+    known = {records.path_of(job, RESULTS) for experiment in load_all().values() for job in experiment.jobs()}
+    assert set(RESULTS.rglob("*.xz")) <= known
