@@ -23,7 +23,14 @@ EVALUATION_SEED = 50_000  # of the worlds for evaluation: above all seeds of tun
 REFERENCE = "reference"  # the `algo` of agents that know the problem and are not trained
 #: hyperparameters that make a run last seconds, by algorithm
 SMOKE: dict[str, dict[str, Any]] = {
-    "ben": {"n_envs": 4, "learning_starts": 32, "train_freq": 8, "batch_size": 4, "target_update_interval": 8, "buffer_size": 4000},
+    "ben": {
+        "n_envs": 4,
+        "learning_starts": 32,
+        "train_freq": 8,
+        "batch_size": 4,
+        "target_update_interval": 8,
+        "buffer_size": 4000,
+    },
     "bootdqn": {"n_envs": 4, "learning_starts": 32, "train_freq": 8, "batch_size": 8, "n_members": 2, "buffer_size": 4000},
     "ppo_lstm": {"n_envs": 4, "n_steps": 20, "batch_size": 40, "n_epochs": 1},
 }
