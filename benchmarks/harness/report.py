@@ -168,7 +168,7 @@ def curves_figure(results: Results, path: Path) -> bool:
             (statistics.greedy_curve(results), "greedy, new worlds"),
             (statistics.learning_curve(results), "while learning"),
         )
-        if curve is not None
+        if curve is not None and all(np.isfinite(values).all() for values in curve.values.values())
     ]
     if not curves:
         return False

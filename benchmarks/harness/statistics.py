@@ -67,9 +67,9 @@ class Results:
         return zero, one if known.exact is None else known.exact
 
     def normalised(self, returns: Any) -> np.ndarray:
-        """Returns on the scale from 0 to 1."""
+        """Returns on the scale from 0 to 1; NaN where both ends are the same, as in worlds too short to achieve anything."""
         zero, one = self.zero_and_one()
-        return (np.asarray(returns, dtype=float) - zero) / (one - zero)
+        return (np.asarray(returns, dtype=float) - zero) / (one - zero if one != zero else np.nan)
 
     def greedy(self, record: Record) -> float:
         """The mean return after training.
@@ -87,9 +87,9 @@ class Results:
 
 
 def tail(record: Record) -> float:
-    """The mean return of the episodes in the last fifth of training."""
+    """The mean return of the episodes that end in the last fifth of training; of the last one where none does."""
     step, returns = record.arrays["train_step"], record.arrays["train_return"]
-    return float(returns[step > 0.8 * record.meta["steps"]].mean())
+    return float(returns[step > min(0.8 * record.meta["steps"], step.max() - 1)].mean())
 
 
 def cumulative(record: Record) -> float:
