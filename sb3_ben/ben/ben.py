@@ -561,7 +561,7 @@ class BEN(OffPolicyAlgorithm):
 
     # ------------------------------------------------------------------ learning
 
-    def train(self, gradient_steps: int, batch_size: int = 32) -> None:
+    def train(self, gradient_steps: int, batch_size: int = 16) -> None:
         """Algorithm 1 of the paper: for each of N_update steps, N_posterior steps on the ELBO and one on the MSBBE."""
         self.policy.set_training_mode(True)
         self._update_learning_rates()
