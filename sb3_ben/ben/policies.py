@@ -42,7 +42,7 @@ class Encoding(NamedTuple):
 
     :param latent: learned encoding h_t, ``(..., latent_dim)``
     :param q_values: standardised values of all actions, ``(..., n_actions)``
-    :param features: fixed random features of the history, ``(..., size)``
+    :param features: fixed random features of the history, of any size, ``(..., size)``
     """
 
     latent: th.Tensor
@@ -158,7 +158,13 @@ class BENPolicy(BasePolicy):
         filters = [one for one in (belief, bellman_model) if one is not None]
         return BeliefTracker(filters, keep_state=len(filters) == 2) if filters else None
 
+    @property
+    def device(self) -> th.device:
+        """As in SB3, without a search through all modules for a parameter: that takes time in every prediction."""
+        return self.reward_units.mean.device
+
     def _build(self, lr_schedule: Schedule) -> None:
+        self.bellman_units, self.reward_units = RunningStandardizer(), RunningStandardizer()
         self.q_net, self.q_net_target = self.make_q_net(), self.make_q_net()
         self.q_net_target.load_state_dict(self.q_net.state_dict())
         self.q_net_target.set_training_mode(False)
@@ -167,7 +173,6 @@ class BENPolicy(BasePolicy):
         self.aleatoric = self.make_aleatoric_flow()
         self.epistemic = EpistemicFlow(self.phi_dim, self.prior_distribution(), self.epistemic_hidden_size)
         self._n_hidden = len(self._initial_hidden(1))
-        self.bellman_units, self.reward_units = RunningStandardizer(), RunningStandardizer()
         self.optimizer = self.make_optimizer(self.q_net.parameters(), lr_schedule(1))
         flows = [*self.aleatoric.parameters(), *self.epistemic.parameters()]
         self.posterior_optimizer = self.make_optimizer(flows, lr_schedule(1))
@@ -215,10 +220,11 @@ class BENPolicy(BasePolicy):
         :param detach_q: whether q_t is a mere input, so that the likelihood cannot move the values
         """
         one_hot = nn.functional.one_hot(actions, self.q_net.n_actions).to(encoding.latent.dtype)
+        features = nn.functional.rms_norm(encoding.features, encoding.features.shape[-1:], eps=1e-6)
         q = encoding.q_values.gather(-1, actions[..., None])
         # actions would hardly count beside so many other features of the same size
-        action_features = one_hot * (encoding.features.shape[-1] ** 0.5 / 2)
-        return th.cat((encoding.latent, one_hot, q.detach() if detach_q else q, encoding.features, action_features), dim=-1)
+        action_features = one_hot * (features.shape[-1] ** 0.5 / 2)
+        return th.cat((encoding.latent, one_hot, q.detach() if detach_q else q, features, action_features), dim=-1)
 
     def encode(
         self,
@@ -265,10 +271,9 @@ class BENPolicy(BasePolicy):
 
     def initial_memory(self, n_envs: int) -> Memory:
         """The memory of episodes that have just begun."""
-        device = self.reward_units.mean.device
-        no_actions = th.full((n_envs,), NO_ACTION, dtype=th.long, device=device)
+        no_actions = th.full((n_envs,), NO_ACTION, dtype=th.long, device=self.device)
         beliefs = () if self.tracker is None else self.tracker.initial(n_envs)
-        return Memory((*self._initial_hidden(n_envs), *(th.as_tensor(part, device=device) for part in beliefs)), no_actions)
+        return Memory((*self._initial_hidden(n_envs), *(th.as_tensor(part, device=self.device) for part in beliefs)), no_actions)
 
     def step(
         self,
@@ -317,6 +322,7 @@ class BENPolicy(BasePolicy):
         arrays = map_observations(lambda part: part.cpu().numpy(), obs)
         return tracker.advance(state, arrays, actions.cpu().numpy(), rewards.cpu().numpy())
 
+    @th.inference_mode()
     def predict(
         self,
         observation: np.ndarray | dict[str, np.ndarray],
@@ -357,7 +363,7 @@ class BENPolicy(BasePolicy):
         """The previous rewards carried by the observation; where there are none, the mean reward seen in training."""
         rewards = previous_reward(observation)
         if rewards is not None and len(rewards) == n_envs:
-            return th.as_tensor(rewards, dtype=th.float32, device=self.reward_units.mean.device)
+            return th.as_tensor(rewards, dtype=th.float32, device=self.device)
         reads = self.rnn_type != "none" or self.tracker is not None
         if reads and not is_first and not self._warned and self.reward_units.var > 0 < self.reward_units.count:
             self._warned = True
@@ -374,7 +380,7 @@ class BENPolicy(BasePolicy):
         hidden, actions = state[:-1], state[-1]
         if len(actions) != n_envs:
             raise ValueError(f"`state` remembers {len(actions)} environments, but {n_envs} observations were given")
-        device = self.reward_units.mean.device  # SB3's `device` looks through all parameters
+        device = self.device
         tensors = tuple(th.as_tensor(part, device=device) for part in hidden)
         return Memory(tensors, th.as_tensor(actions, dtype=th.long, device=device) - int(self.action_space.start))
 

@@ -34,7 +34,10 @@ def linear_scan(inputs: th.Tensor, decay: th.Tensor, before: th.Tensor | None = 
     :param decay: lambda ``(size,)``
     :param before: z before the first step ``(B, size)``, nothing if not given
     """
-    z = inputs if before is None else th.cat((inputs[:1] + decay * before, inputs[1:]))
+    z = inputs
+    if before is not None:
+        first = inputs[:1] + decay * before
+        z = first if len(inputs) == 1 else th.cat((first, inputs[1:]))
     stride = 1
     while stride < len(z):  # twice as far back in every pass
         z = th.cat((z[:stride], z[stride:] + decay * z[:-stride]))
@@ -99,6 +102,7 @@ class HistoryInput(BasePolicy):
     """
 
     action_space: spaces.Discrete
+    indices: th.Tensor  # of the actions
 
     def __init__(
         self,
@@ -116,6 +120,7 @@ class HistoryInput(BasePolicy):
         self.features_dim, self.has_memory, self.belief_dim = features_dim, has_memory, belief_dim
         self.n_actions = int(action_space.n)
         self.n_inputs = features_dim + belief_dim + (self.n_actions + 1) * has_memory
+        self.register_buffer("indices", th.arange(self.n_actions), persistent=False)
 
     def history_input(
         self, obs: PyTorchObs, previous_actions: th.Tensor, previous_rewards: th.Tensor, beliefs: th.Tensor | None = None
@@ -135,7 +140,7 @@ class HistoryInput(BasePolicy):
             features = th.cat((features, beliefs[..., : self.belief_dim]), dim=-1)
         if not self.has_memory:
             return features
-        actions = F.one_hot(previous_actions + 1, self.n_actions + 1)[..., 1:].to(features.dtype)
+        actions = (previous_actions[..., None] == self.indices).to(features.dtype)  # one-hot, and nothing for -1
         rewards = previous_rewards.clamp(-REWARD_CLIP, REWARD_CLIP) * (previous_actions >= 0)
         return th.cat((features, actions, rewards[..., None]), dim=-1)
 
@@ -197,7 +202,7 @@ class HistoryQNetwork(HistoryInput):
         """The memory of an episode that has just begun."""
         if self.rnn is None:
             return ()
-        zeros = th.zeros(self.n_rnn_layers, batch_size, self.rnn_hidden_size, device=self.device)
+        zeros = th.zeros(self.n_rnn_layers, batch_size, self.rnn_hidden_size, device=self.scale.device)
         return (zeros, zeros) if self.rnn_type == "lstm" else (zeros,)
 
     def forward(
@@ -290,13 +295,13 @@ class RandomEncoder(HistoryInput):
 
     @th.no_grad()
     def forward(self, inputs: th.Tensor, hidden: Hidden | None = None) -> tuple[th.Tensor, Hidden]:
-        """Features of unit mean square ``(T, B, size)`` and the memory after the last step.
+        """Features ``(T, B, size)`` and the memory after the last step.
 
         :param inputs: what :meth:`history_input` has made of the histories
         :param hidden: the memory before the first step
         """
         z = linear_scan(inputs @ self.weight, self.decay, None if hidden is None else hidden[0][0])
-        return F.rms_norm(z, z.shape[-1:], eps=1e-6), (z[-1:],)
+        return z, (z[-1:],)
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = True) -> th.Tensor:
         raise NotImplementedError("random features choose no actions")
