@@ -103,10 +103,38 @@ def test_train_freq_in_episodes() -> None:
     assert model._n_updates > 0
 
 
-def test_images_and_dicts() -> None:
-    image = FakeImageEnv(screen_height=40, screen_width=40, n_channels=1, discrete=True)
-    tiny("CnnLstmPolicy", image, policy_kwargs={"features_extractor_kwargs": {"features_dim": 8}}).learn(40)
-    tiny("MultiInputLstmPolicy", SimpleMultiObsEnv(random_start=True, channel_last=True)).learn(40)
+@pytest.mark.parametrize("rnn_type", ["lstm", "gru", "linear", "none"])
+@pytest.mark.parametrize("n_rnn_layers", [1, 2])
+def test_every_memory_for_vectors_images_and_dicts(rnn_type: str, n_rnn_layers: int) -> None:
+    memory = {"rnn_type": rnn_type, "n_rnn_layers": n_rnn_layers}
+    image = FakeImageEnv(screen_height=40, screen_width=40, n_channels=3, discrete=True)
+    models = [
+        tiny("MlpLstmPolicy", "CartPole-v1", policy_kwargs=memory),
+        tiny("CnnLstmPolicy", image, policy_kwargs={**memory, "features_extractor_kwargs": {"features_dim": 8}}),
+        tiny("MultiInputLstmPolicy", SimpleMultiObsEnv(random_start=True, channel_last=True), policy_kwargs=memory),
+    ]
+    for model in models:
+        model.learn(40)
+        assert model._n_updates > 0
+        obs, state, starts = model.get_env().reset(), None, np.ones(1, dtype=bool)
+        for _ in range(5):
+            actions, state = model.predict(obs, state, starts)
+            obs, _, starts, _ = model.get_env().step(actions)
+        assert state is not None
+        assert all(np.isfinite(part).all() for part in state)
+
+
+def test_evaluation_under_a_normalizer_of_its_own() -> None:
+    """Observations and rewards are normalised in training, and in evaluation observations alone, with the same statistics."""
+    venv = VecNormalize(VecMonitor(make_vec("SearchAndRescue5x5-v0", 2, seed=0)))
+    others = VecNormalize(VecMonitor(make_vec("SearchAndRescue5x5-v0", 2, seed=1)), training=False, norm_reward=False)
+    evaluation = EvalCallback(others, eval_freq=20, n_eval_episodes=2, verbose=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = tiny(env=venv).learn(80, callback=evaluation)
+        assert np.array_equal(others.obs_rms.mean, venv.obs_rms.mean)  # type: ignore[union-attr]
+        mean, _ = sb3_evaluate_policy(model, model.get_env(), 2)
+    assert np.isfinite([mean, evaluation.last_mean_reward]).all()
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
@@ -431,6 +459,8 @@ def test_damaged_and_foreign_files(tmp_path: Path) -> None:
         ({"policy_kwargs": {"rnn_type": "transformer"}}, "rnn_type"),
         ({"policy_kwargs": {"aleatoric_layers": 5}}, "aleatoric_layers"),
         ({"policy_kwargs": {"phi_dim": 0}}, "phi_dim"),
+        ({"policy_kwargs": {"n_rnn_layers": 0}}, "n_rnn_layers"),
+        ({"policy_kwargs": {"rnn_type": "linear", "rnn_hidden_size": 0}}, "rnn_hidden_size"),
     ],
 )
 def test_impossible_arguments(kwargs: dict[str, Any], name: str) -> None:

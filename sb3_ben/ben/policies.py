@@ -69,7 +69,7 @@ class BENPolicy(BasePolicy):
     :param lr_schedule: learning rate schedule of the Q-network
     :param net_arch: sizes of the fully connected layers, before and again after the recurrent layer
     :param activation_fn: their activation
-    :param rnn_type: ``"lstm"``, ``"gru"`` or ``"none"`` (history-free); by default that of the policy's name
+    :param rnn_type: ``"lstm"``, ``"gru"``, ``"linear"`` or ``"none"`` (history-free); by default that of the policy's name
     :param rnn_hidden_size: size of the recurrent layer
     :param n_rnn_layers: number of recurrent layers
     :param phi_dim: number of coordinates of phi, the hypotheses about the Bellman operator
@@ -137,7 +137,9 @@ class BENPolicy(BasePolicy):
         _check(rnn_type in RNN_TYPES, f"`rnn_type` must be one of {list(RNN_TYPES)}, got {rnn_type!r}")
         _check(1 <= aleatoric_layers <= 4, f"`aleatoric_layers` must lie between 1 and 4, got {aleatoric_layers}")
         _check(aleatoric_flow in ("spline", "slice"), f"`aleatoric_flow` must be 'spline' or 'slice', got {aleatoric_flow!r}")
-        _check(phi_dim >= 1, f"`phi_dim` must be at least 1, got {phi_dim}")
+        sizes = {"rnn_hidden_size": rnn_hidden_size, "n_rnn_layers": n_rnn_layers, "phi_dim": phi_dim}
+        for name, size in sizes.items():
+            _check(size >= 1, f"`{name}` must be at least 1, got {size}")
         self.net_arch = [64] if net_arch is None else net_arch
         self.activation_fn = activation_fn
         self.rnn_type, self.rnn_hidden_size, self.n_rnn_layers = rnn_type, rnn_hidden_size, n_rnn_layers
