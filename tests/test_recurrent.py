@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.torch_layers import FlattenExtractor
 
 from sb3_ben import BEN, make_vec
 from sb3_ben.common.extractors import RescueExtractor
-from sb3_ben.common.recurrent import LinearRNN, linear_scan
+from sb3_ben.common.recurrent import HistoryQNetwork, LinearRNN, linear_scan
 from sb3_ben.envs.search_and_rescue import LISTEN
 
 
@@ -39,6 +42,23 @@ def test_linear_rnn_remembers_for_long_and_learns_from_it() -> None:
     gradient = inputs.grad
     assert gradient is not None
     assert abs(gradient[0]) > 0.05 * abs(gradient[-2])
+
+
+@pytest.mark.parametrize("rnn_type", ["lstm", "gru", "linear", "none"])
+@pytest.mark.parametrize("n_rnn_layers", [1, 2])
+@th.no_grad()
+def test_hidden_states_in_one_pass_are_those_of_single_steps(rnn_type: str, n_rnn_layers: int) -> None:
+    space = spaces.Box(-1, 1, (4,))
+    extractor = FlattenExtractor(space)
+    memory: dict[str, Any] = {"rnn_type": rnn_type, "rnn_hidden_size": 6, "n_rnn_layers": n_rnn_layers}
+    net = HistoryQNetwork(space, spaces.Discrete(2), extractor, extractor.features_dim, [5], **memory)
+    inputs, hidden = th.randn(7, 3, net.n_inputs), net.initial_hidden(3)
+    states = net.hidden_states(inputs)
+    assert len(states) == {"lstm": 2, "none": 0}.get(rnn_type, 1)
+    for t in range(7):
+        _, _, hidden = net.evaluate(inputs[t : t + 1], hidden)
+        for whole, one in zip(states, hidden, strict=True):
+            th.testing.assert_close(whole[:, t], one)
 
 
 def test_agent_with_linear_memory_steps_as_it_replays() -> None:

@@ -611,12 +611,7 @@ def _hidden_states(policy: BENPolicy, histories: HistoryReplaySamples) -> tuple[
     net = policy.q_net_target
     rewards = policy.reward_units.standardize(histories.previous_rewards)
     inputs = net.history_input(histories.observations, histories.previous_actions, rewards, histories.beliefs)
-    hidden = net.initial_hidden(inputs.shape[1])
-    steps = []
-    for one in inputs[:-1] if hidden else ():
-        _, _, hidden = net.evaluate(one[None], hidden)
-        steps.append(hidden)
-    return tuple(th.cat(parts, dim=1) for parts in zip(*steps, strict=True))
+    return tuple(part.flatten(1, 2) for part in net.hidden_states(inputs[:-1]))
 
 
 def _checked_outcomes(model: BellmanModel, outcomes: Outcomes, n: int) -> Outcomes:

@@ -69,15 +69,19 @@ class LinearRNN(nn.Module):
 
     def forward(self, inputs: th.Tensor, hidden: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
         """Outputs ``(T, B, hidden_size)`` and the memory after the last step ``(num_layers, B, hidden_size)``."""
-        after: list[th.Tensor] = []
+        outputs, sums = self.scan(inputs, hidden)
+        return outputs, th.stack([z[-1] for z in sums])
+
+    def scan(self, inputs: th.Tensor, hidden: th.Tensor) -> tuple[th.Tensor, list[th.Tensor]]:
+        """Outputs ``(T, B, hidden_size)`` and the memory after every step, in each layer ``(T, B, hidden_size)``."""
+        sums: list[th.Tensor] = []
         for weigh, skip, log_time, before in zip(self.inputs, self.skips, self.log_times, hidden, strict=True):
-            inputs = F.relu(inputs) if after else inputs
+            inputs = F.relu(inputs) if sums else inputs
             decay = th.exp(-th.exp(-log_time))
             # the variance of a sum does not depend on its time constant
-            z = linear_scan(weigh(inputs) * (1 - decay.square()).sqrt(), decay, before)
-            inputs = z + skip(inputs)
-            after.append(z[-1])
-        return inputs, th.stack(after)
+            sums.append(linear_scan(weigh(inputs) * (1 - decay.square()).sqrt(), decay, before))
+            inputs = sums[-1] + skip(inputs)
+        return inputs, sums
 
 
 RNN_TYPES: dict[str, type[nn.LSTM] | type[nn.GRU] | type[LinearRNN] | None] = {
@@ -221,6 +225,28 @@ class HistoryQNetwork(HistoryInput):
         outputs, hidden = self._recur(self.input_net(inputs), hidden)
         latent = self.latent_net(outputs)
         return latent, self.scale * self.q_head(latent) + self.offset, hidden
+
+    def hidden_states(self, inputs: th.Tensor) -> Hidden:
+        """The memory after each step of histories from their beginning, ``(layers, T, B, size)``: one pass where the recurrent
+        layer tells it, a loop over time where it does not (LSTM, several layers of GRU).
+
+        :param inputs: what :meth:`history_input` has made of the histories
+        """
+        if self.rnn is None:
+            return ()
+        inputs, hidden = self.input_net(inputs), self.initial_hidden(inputs.shape[1])
+        if isinstance(self.rnn, LinearRNN):
+            return (th.stack(self.rnn.scan(inputs, hidden[0])[1]),)
+        if self.rnn_type == "gru" and self.n_rnn_layers == 1:
+            return (self.rnn(inputs, hidden[0])[0][None],)
+        return self._hidden_states_by_loop(inputs, hidden)
+
+    def _hidden_states_by_loop(self, inputs: th.Tensor, hidden: Hidden) -> Hidden:
+        steps = []
+        for one in inputs:
+            _, hidden = self._recur(one[None], hidden)
+            steps.append(hidden)
+        return tuple(th.stack(parts, dim=1) for parts in zip(*steps, strict=True))
 
     @th.no_grad()
     def change_units(self, factor: th.Tensor, shift: th.Tensor) -> None:
