@@ -126,13 +126,13 @@ def test_every_memory_for_vectors_images_and_dicts(rnn_type: str, n_rnn_layers: 
 
 def test_evaluation_under_a_normalizer_of_its_own() -> None:
     """Observations and rewards are normalised in training, and in evaluation observations alone, with the same statistics."""
-    venv = VecNormalize(VecMonitor(make_vec("SearchAndRescue5x5-v0", 2, seed=0)))
-    others = VecNormalize(VecMonitor(make_vec("SearchAndRescue5x5-v0", 2, seed=1)), training=False, norm_reward=False)
+    venv: Any = VecNormalize(VecMonitor(make_vec("SearchAndRescue5x5-v0", 2, seed=0)))
+    others: Any = VecNormalize(VecMonitor(make_vec("SearchAndRescue5x5-v0", 2, seed=1)), training=False, norm_reward=False)
     evaluation = EvalCallback(others, eval_freq=20, n_eval_episodes=2, verbose=0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model = tiny(env=venv).learn(80, callback=evaluation)
-        assert np.array_equal(others.obs_rms.mean, venv.obs_rms.mean)  # type: ignore[union-attr]
+        assert np.array_equal(others.obs_rms.mean, venv.obs_rms.mean)
         mean, _ = sb3_evaluate_policy(model, model.get_env(), 2)
     assert np.isfinite([mean, evaluation.last_mean_reward]).all()
 
