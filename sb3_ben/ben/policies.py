@@ -324,7 +324,6 @@ class BENPolicy(BasePolicy):
         arrays = map_observations(lambda part: part.cpu().numpy(), obs)
         return tracker.advance(state, arrays, actions.cpu().numpy(), rewards.cpu().numpy())
 
-    @th.inference_mode()
     def predict(
         self,
         observation: np.ndarray | dict[str, np.ndarray],

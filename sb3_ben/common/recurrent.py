@@ -34,10 +34,9 @@ def linear_scan(inputs: th.Tensor, decay: th.Tensor, before: th.Tensor | None = 
     :param decay: lambda ``(size,)``
     :param before: z before the first step ``(B, size)``, nothing if not given
     """
-    z = inputs
-    if before is not None:
-        first = inputs[:1] + decay * before
-        z = first if len(inputs) == 1 else th.cat((first, inputs[1:]))
+    if before is not None and len(inputs) == 1:
+        return inputs + decay * before
+    z = inputs if before is None else th.cat((inputs[:1] + decay * before, inputs[1:]))
     stride = 1
     while stride < len(z):  # twice as far back in every pass
         z = th.cat((z[:stride], z[stride:] + decay * z[:-stride]))
