@@ -24,7 +24,7 @@ from sb3_ben.common.vec_previous_reward import attach_reward
 from sb3_ben.envs.search_and_rescue import LISTEN, SearchAndRescueConfig, SearchAndRescueEnv, SearchAndRescueVecEnv
 from sb3_ben.envs.tiger import TigerConfig, TigerEnv
 from sb3_ben.oracles.rescue_filter import RescueFilter
-from sb3_ben.oracles.rescue_prior import RescueBelief, RescueTransitions
+from sb3_ben.oracles.rescue_prior import FAR, RescueBelief, RescueTransitions
 from sb3_ben.oracles.search_and_rescue import BeliefAgent, KnowsTheMap
 from sb3_ben.oracles.tiger import BayesOptimal, action_values, bayes_optimal_values
 from sb3_ben.oracles.tiger_prior import TigerBelief, TigerModel
@@ -52,12 +52,14 @@ def rescuer() -> Any:
 
 
 def filtered(observations: np.ndarray, actions: np.ndarray, rewards: np.ndarray) -> list[np.ndarray]:
-    """P(victim) and P(hazard) at each door after every step of a batch of episodes, straight from the filter."""
-    rescue_filter = RescueFilter(SMALL)
-    state, found = rescue_filter.initial(observations.shape[1]), []
+    """Features and expected rewards after every step of a batch of episodes, straight from the filter."""
+    rescue_filter, belief = RescueFilter(SMALL), RescueBelief(SMALL)
+    state, believed = rescue_filter.initial(observations.shape[1]), belief.initial(observations.shape[1])
+    found = []
     for step in zip(observations, actions, rewards, strict=True):
-        state = rescue_filter.update(state, *step)
-        found.append(rescue_filter.posterior(state).doors[..., 1:])
+        state, believed = rescue_filter.update(state, *step), belief.update(believed, *step)
+        assert np.allclose(believed[4], rescue_filter.posterior(state).doors[..., 1:])
+        found.append(np.concatenate((belief.features(believed), belief.rewards(believed)), axis=1))
     return found
 
 
@@ -71,12 +73,10 @@ def test_replayed_beliefs_are_those_of_the_filter(rescuer: BEN) -> None:
         for part in (histories.observations, histories.previous_actions, histories.previous_rewards, histories.beliefs)
     )
     expected = filtered(observations, actions, rewards)
-    belief = RescueBelief(SMALL)
     n_compared = 0
-    for t, (probabilities, features) in enumerate(zip(expected, beliefs, strict=True)):
+    for t, (features, found) in enumerate(zip(expected, beliefs, strict=True)):
         real = np.ones(64, dtype=bool) if t == 0 else histories.mask[t - 1].numpy().astype(bool)
-        found = belief.door_probabilities(features, observations[t, :, :2])
-        assert np.allclose(found[real], probabilities[real], atol=1e-6)
+        assert np.allclose(found[real], features[real], atol=1e-4)
         n_compared += int(real.sum())
     assert n_compared > 300
     assert histories.mask.sum(dim=0).max() == 9  # a time limit was among them
@@ -90,31 +90,89 @@ def test_beliefs_in_predict_are_those_of_acting(rescuer: BEN) -> None:
         observations = attach_reward(buffer.observations[t], rewards)  # type: ignore[index]
         _, state = rescuer.predict(observations, state, buffer.episode_starts[t], deterministic=True)  # type: ignore[arg-type]
         assert state is not None
-        assert np.allclose(belief.features(state[2:-1]), buffer.beliefs[t], atol=1e-6)
+        assert np.allclose(belief.features(state[2:-1]), buffer.beliefs[t, :, : belief.size], atol=1e-6)
+        assert np.allclose(belief.rewards(state[2:-1]), buffer.beliefs[t, :, belief.size :], atol=1e-4)
         state = rescuer.policy.with_actions(state, buffer.actions[t, :, 0])
     assert rescuer._memory is not None
     for ours, theirs in zip(rescuer._memory, state, strict=True):  # type: ignore[arg-type]
         assert np.allclose(ours, theirs, atol=1e-6)
 
 
-def test_belief_map_counts_listens_and_values_doors() -> None:
+def test_belief_says_what_doors_promise() -> None:
+    """The features of the rescue belief against what the exact posterior says, by hand."""
     belief, env = RescueBelief(SMALL), small_rescue(1)
     tracker = BeliefTracker([belief])
     obs = np.asarray(env.reset())
     believed = tracker.begin(obs)
-    canvas = believed.features.reshape(3, belief.width, belief.width)
+    listens, sums, largest, more_sums = (believed.features[0, start : start + 5] for start in (0, 5, 10, 15))
     blind = (SMALL.n_victims * 10 - SMALL.n_hazards * 100) / 12
-    assert canvas[0].min() == -1
-    assert np.isclose(canvas[1].sum(), SMALL.n_victims)
-    assert np.isclose(canvas[2].sum(), SMALL.n_hazards)
     assert np.isclose(RescueTransitions(SMALL).blind_reward, blind)
+    assert not listens.any()
+    assert not sums.any()  # no door is worth opening blindly
+    assert not largest.any()
+    # from the centre of a 3x3 grid two doors of each side are three steps away, at the corners, and the one between them two
+    arriving = SMALL.n_victims / 12 * 4 * (FAR**2 + 2 * FAR**3)
+    assert np.isclose(more_sums[4], arriving / 2)
+    assert np.allclose(more_sums[:4], more_sums[0])  # all sides are alike
     for action in (LISTEN, LISTEN, 3):  # twice in the centre, then one step to the right
         obs, rewards, _, _ = env.step(np.array([action]))  # type: ignore[assignment]
         believed = tracker.advance(believed.state, np.asarray(obs), np.array([action]), rewards)
-    canvas = believed.features.reshape(3, belief.width, belief.width)
-    middle = belief.radius
-    assert canvas[0, middle - 1, middle] == 0.5  # two of four listens, now on the left
-    assert canvas[0, middle, middle] == 0
+    assert believed.features[0, :5].tolist() == [0, 0, 0.5, 0, 0]  # two of four listens, now on the left
+    opens = believed.features[0, 39:43]
+    assert opens.tolist() == [0, 0, 0, 1]
+    right_door = 3 * 3 + 1
+    victim, hazard = believed.state[4][0, right_door]
+    assert np.isclose(belief.rewards(believed.state)[0, 3], 10 * victim - 100 * hazard)
+    assert np.isclose(believed.features[0, 38], np.clip(victim - 10 * hazard, -1, 1))
+    assert belief.rewards(believed.state)[0].tolist()[:3] == [0, 0, 0]
+    assert belief.rewards(believed.state)[0, LISTEN] == -1
+
+
+def test_expected_rewards_are_those_that_come_on_average() -> None:
+    """The exact filter's expectations: deterministic where nothing is hidden, unbiased and far less noisy at the doors."""
+    belief, env = RescueBelief(SMALL), small_rescue(500)
+    obs, rng, n = np.asarray(env.reset()), np.random.default_rng(0), np.arange(500)
+    tracker = BeliefTracker([belief], n_actions=5)
+    believed, errors, sampled = tracker.begin(obs), [], []
+    for _ in range(8):
+        actions = rng.integers(5, size=500)
+        expected = believed.features[n, belief.size + actions]
+        opens = belief.filter.opened_door(believed.state[0], actions) >= 0
+        obs, rewards, _, _ = env.step(actions)  # type: ignore[assignment]
+        assert np.array_equal(expected[~opens], rewards[~opens])
+        errors.append((rewards - expected)[opens])
+        sampled.append(rewards[opens])
+        believed = tracker.advance(believed.state, np.asarray(obs), actions, rewards)
+    error = np.concatenate(errors)
+    assert len(error) > 500
+    assert abs(error.mean()) < 4 * error.std() / np.sqrt(len(error))
+    assert error.std() < 0.9 * np.concatenate(sampled).std()
+
+
+def test_bellman_samples_are_made_of_expected_rewards(rescuer: BEN) -> None:
+    histories = rescuer.replay_buffer.sample(64)
+    assert histories.beliefs is not None
+    opened = histories.rewards != 0
+    expected = histories.beliefs[:-1, :, -5:].gather(-1, histories.actions[..., None])[..., 0]
+    q_values = th.zeros(len(histories.mask) + 1, 64, 5)
+    silent = th.cat((histories.beliefs[..., :-5], th.zeros_like(histories.beliefs[..., -5:])), dim=-1)
+    rescuer._bellman_samples(histories, q_values)  # the first samples define the units
+    found = rescuer._bellman_samples(histories, q_values)
+    found = found - rescuer._bellman_samples(histories._replace(beliefs=silent), q_values)
+    assert th.allclose(found, expected, atol=1e-3)
+    assert not th.allclose(expected[opened], histories.rewards[opened])
+
+
+def test_expected_rewards_are_checked() -> None:
+    class Wrong(RescueBelief):
+        def rewards(self, state: Any) -> np.ndarray:
+            return np.full((len(state[0]), 4), np.nan)
+
+    with pytest.raises(ValueError, match=r"rewards\(\) of Wrong"):
+        tiny("MlpGruPolicy", small_rescue(), prior=Prior(belief=Wrong(SMALL))).learn(20)
+    normalized = VecNormalize(small_rescue(), norm_obs=False)
+    with pytest.raises(ValueError, match="norm_reward=False"):
+        tiny("MlpGruPolicy", normalized, prior=Prior(belief=RescueBelief(SMALL)))
 
 
 def test_restart_touches_new_episodes_only() -> None:
@@ -365,8 +423,8 @@ def test_simulated_demonstrations() -> None:
     assert np.array_equal(again.beliefs, buffer.beliefs)
     histories = buffer.sample(16)
     found = filtered(histories.observations.numpy(), histories.previous_actions.numpy(), histories.previous_rewards.numpy())
-    last = RescueBelief(SMALL).door_probabilities(histories.beliefs[-1].numpy(), histories.observations[-1, :, :2].numpy())
-    assert np.allclose(last, found[-1], atol=1e-6)
+    assert histories.beliefs is not None
+    assert np.allclose(histories.beliefs[-1].numpy(), found[-1], atol=1e-4)
 
 
 def test_demonstrators_stay_good_when_disturbed() -> None:

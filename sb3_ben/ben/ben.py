@@ -10,7 +10,7 @@ import zipfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch as th
@@ -48,7 +48,15 @@ from sb3_ben.common.objectives import (
     negative_elbo,
     total_variance,
 )
-from sb3_ben.common.priors import Believed, Prior, bellman_means, simulate, terminal_observations, transition_histories
+from sb3_ben.common.priors import (
+    Believed,
+    Prior,
+    RewardBelief,
+    bellman_means,
+    simulate,
+    terminal_observations,
+    transition_histories,
+)
 from sb3_ben.common.vec_previous_reward import VecPreviousReward
 
 __all__ = ["BEN", "BellmanDistribution"]
@@ -293,7 +301,7 @@ class BEN(OffPolicyAlgorithm):
         given = self.policy_kwargs, self.replay_buffer_kwargs
         parts = {"prior": self.known.phi, "belief": self.known.belief, "bellman_model": self.known.model}
         self.policy_kwargs = given[0] | {name: part for name, part in parts.items() if part is not None}
-        tracker = BENPolicy.make_tracker(self.known.belief, self.known.model)
+        tracker = BENPolicy.make_tracker(self.known.belief, self.known.model, cast(spaces.Discrete, self.action_space))
         self.replay_buffer_kwargs = given[1] | ({} if tracker is None else {"belief_dim": tracker.dim})
         try:
             super()._setup_model()
@@ -351,6 +359,8 @@ class BEN(OffPolicyAlgorithm):
         normalize = None if self.env is None else self.get_vec_normalize_env()
         if filters and normalize is not None and normalize.norm_obs:
             raise ValueError("The filters of a prior read the environment's own observations: use VecNormalize(norm_obs=False)")
+        if isinstance(known.belief, RewardBelief) and normalize is not None and normalize.norm_reward:
+            raise ValueError("The rewards that a belief expects are the environment's own: use VecNormalize(norm_reward=False)")
         if known.simulations is not None and self.belief_scope == "episode":
             raise ValueError("`belief_scope='episode'` learns from the running episodes alone, and can use no simulations")
 
@@ -648,10 +658,17 @@ class BEN(OffPolicyAlgorithm):
         _, values, _ = policy.q_net_target(histories.observations, histories.previous_actions, rewards, beliefs=histories.beliefs)
         chosen = (q_values if self.double_q else values)[1:].argmax(dim=-1, keepdim=True)
         next_values = policy.bellman_units.unstandardize(values[1:].gather(-1, chosen)[..., 0])
-        b = bellman_target(histories.rewards, histories.dones, next_values, self.gamma)
+        b = bellman_target(self._expected_rewards(histories), histories.dones, next_values, self.gamma)
         if policy.bellman_units.count == 0:
             policy.update_bellman_units(b, histories.mask)
         return b
+
+    def _expected_rewards(self, histories: HistoryReplaySamples) -> th.Tensor:
+        """What a filter of the user's expected of the actions, where it says so; the rewards that came, where not."""
+        tracker = self.policy.tracker
+        if tracker is None or not tracker.n_rewards or histories.beliefs is None:
+            return histories.rewards
+        return tracker.expected_rewards(histories.beliefs[:-1], histories.actions)
 
     def _arrange(self, histories: HistoryReplaySamples, encoding: Encoding, b: th.Tensor) -> Encoded:
         """The transitions of encoded histories, with the dimensions of the posterior first."""

@@ -150,15 +150,17 @@ class BENPolicy(BasePolicy):
         if prior is not None:
             check_phi_prior(prior, phi_dim)
         self.belief, self.bellman_model = belief, bellman_model
-        self.tracker = self.make_tracker(belief, bellman_model)
+        self.tracker = self.make_tracker(belief, bellman_model, action_space)
         self._warned = False
         self._build(lr_schedule)
 
     @staticmethod
-    def make_tracker(belief: Belief | None, bellman_model: BellmanModel | None) -> BeliefTracker | None:
+    def make_tracker(
+        belief: Belief | None, bellman_model: BellmanModel | None, action_space: spaces.Discrete
+    ) -> BeliefTracker | None:
         """What runs the user's filters; a belief's state is needed in replay where an exact model imagines other outcomes."""
         filters = [one for one in (belief, bellman_model) if one is not None]
-        return BeliefTracker(filters, keep_state=len(filters) == 2) if filters else None
+        return BeliefTracker(filters, len(filters) == 2, int(action_space.n)) if filters else None
 
     @property
     def device(self) -> th.device:

@@ -43,6 +43,7 @@ __all__ = [
     "KnownTransitions",
     "Outcomes",
     "Prior",
+    "RewardBelief",
     "Simulations",
     "Transitions",
     "bellman_means",
@@ -86,6 +87,19 @@ class Belief(Protocol):
 
     def features(self, state: BeliefState) -> np.ndarray:
         """What the networks get to see, ``(n_envs, size)``: all of a size of about one."""
+        ...
+
+
+@runtime_checkable
+class RewardBelief(Belief, Protocol):
+    """A filter that also knows what rewards to expect.
+
+    Then Bellman samples are made of these instead of the rewards that happened to come: their mean is the same, and what a rare
+    and large reward does to a sample is gone.
+    """
+
+    def rewards(self, state: BeliefState) -> np.ndarray:
+        """The expected reward of every action, given the history, ``(n_envs, n_actions)``."""
         ...
 
 
@@ -294,14 +308,17 @@ class BeliefTracker:
     """Runs the user's filters beside the agent, and looks at everything they return.
 
     Features are those of all filters in turn. With ``keep_state`` the state of the first filter follows, flattened: replay needs
-    it to imagine what the filter would say after other outcomes.
+    it to imagine what the filter would say after other outcomes. Expected rewards of all actions come last, where the first
+    filter is a :class:`RewardBelief`.
 
     :param filters: the filters
     :param keep_state: whether features include the first filter's state
+    :param n_actions: number of actions
     """
 
-    def __init__(self, filters: Sequence[Belief], keep_state: bool = False) -> None:
+    def __init__(self, filters: Sequence[Belief], keep_state: bool = False, n_actions: int = 0) -> None:
         self.filters, self.keep_state = tuple(filters), keep_state
+        self.n_rewards = n_actions if isinstance(self.filters[0], RewardBelief) else 0
         initial = [self._checked(one, "initial", one.initial(1), 1) for one in self.filters]
         self.shapes = [[part.shape[1:] for part in state] for state in initial]
         self.dtypes = [[part.dtype for part in state] for state in initial]
@@ -309,7 +326,7 @@ class BeliefTracker:
         if any(size < 1 for size in self.sizes):
             raise ValueError(f"`size` of a belief must be at least 1, got {self.sizes}")
         kept = sum(int(np.prod(shape)) for shape in self.shapes[0]) if keep_state else 0
-        self.dim = sum(self.sizes) + kept
+        self.dim = sum(self.sizes) + kept + self.n_rewards
 
     def initial(self, n_envs: int) -> BeliefState:
         """The state before the first observations."""
@@ -334,6 +351,8 @@ class BeliefTracker:
             features.append(self._checked_features(one, after, n_envs))
         if self.keep_state:
             features.append(np.concatenate([part.reshape(n_envs, -1) for part in states[0]], axis=1).astype(np.float32))
+        if self.n_rewards:
+            features.append(self._checked_rewards(states[0], n_envs))
         joined = features[0] if len(features) == 1 else np.concatenate(features, axis=1)
         return Believed(tuple(part for after in states for part in after), joined)
 
@@ -370,6 +389,17 @@ class BeliefTracker:
         one = self.filters[0]
         after = one.update(self.kept_state(features), observations, actions, rewards)
         return self._checked_features(one, after, len(actions))
+
+    def expected_rewards(self, beliefs: th.Tensor, actions: th.Tensor) -> th.Tensor:
+        """What the first filter expected of actions ``(...)``, counted from 0, from features ``(..., dim)``."""
+        return beliefs[..., self.dim - self.n_rewards :].gather(-1, actions[..., None])[..., 0]
+
+    def _checked_rewards(self, state: BeliefState, n_envs: int) -> np.ndarray:
+        one = cast(RewardBelief, self.filters[0])
+        rewards = np.asarray(one.rewards(state), dtype=np.float32)
+        if rewards.shape != (n_envs, self.n_rewards) or not np.isfinite(rewards).all():
+            raise ValueError(f"rewards() of {type(one).__name__} must return finite numbers of shape {(n_envs, self.n_rewards)}")
+        return rewards
 
     def _split(self, state: BeliefState) -> list[BeliefState]:
         parts, start = [], 0

@@ -5,23 +5,26 @@ from __future__ import annotations
 import numpy as np
 
 from sb3_ben.common.priors import BeliefState, Transitions
-from sb3_ben.envs.search_and_rescue import DIRECTIONS, LISTEN, NO_DOOR, SearchAndRescueConfig, door_cells, door_centres
+from sb3_ben.envs.search_and_rescue import DIRECTIONS, LISTEN, NO_DOOR, SearchAndRescueConfig, door_cells
 from sb3_ben.oracles.rescue_filter import FilterState, RescueFilter
 
 __all__ = ["RescueBelief", "RescueTransitions"]
 
 MAX_LISTENS = 4  # listens at one place that are told apart
-VALUE, VICTIM, HAZARD = range(3)  # channels of the map
+FAR, NEAR = 0.95, 0.8  # by how much promises fade with every step: such that far doors count, and such that near ones stand out
 
 
 class RescueBelief:
-    """The exact filter of search and rescue as a belief: a map of what is behind the doors, drawn around the agent.
+    """The exact filter of search and rescue as a belief: what the doors promise, seen from where the agent stands.
 
-    The map is a square with the agent in its middle, large enough for all doors wherever it stands, with three channels:
-    expected reward of opening a door (in units of the reward for a victim, cut off at -1 and 1), probability of a victim and
-    probability of a hazard. On the cells of the grid, which have no door, the first channel says how often the agent listened
-    there (four times or more is 1): this is what makes the same probabilities worth another listen or not. What is left out is
-    where exactly an entity is thought to be in the square behind its door, and the time: the end of an episode is a time limit.
+    A door promises a gain (its expected reward, if that is positive) and information (the gain if one knew what is behind it,
+    less that). Both fade with the distance. The features are, for the four cells around the agent and its own: the sum and the
+    maximum over all doors of these promises as they arrive in that cell, and how often the agent listened there; for the four
+    moves: whether it opens a door, and that door's expected reward; the totals; and the place. All are in units of the reward for
+    a victim, or of a size of about one. What is left out is where exactly an entity is thought to be in the square behind its
+    door, and the time: the end of an episode is a time limit.
+
+    It knows what reward to expect of each action, so that no sample of b is spoilt by a hazard that was unlikely.
 
     :param config: the arguments of the environment
     :param n_points: quadrature points per side of a square, as for :class:`~sb3_ben.oracles.rescue_filter.RescueFilter`
@@ -30,12 +33,12 @@ class RescueBelief:
     def __init__(self, config: SearchAndRescueConfig, n_points: int | None = None) -> None:
         self.config = config
         self.filter = RescueFilter(config, n_points)
-        self.centres = door_centres(config.grid_size)
         along = np.arange(-config.half, config.half + 1)
         self.cells = np.stack(np.meshgrid(along, along, indexing="ij"), axis=-1).reshape(-1, 2)
-        self.radius = 2 * config.half + 1
-        self.width = 2 * self.radius + 1
-        self.size = 3 * self.width**2
+        steps = 1 + np.abs(self.cells[:, None] - door_cells(config.grid_size)[0]).sum(axis=-1)
+        self.far, self.near = FAR**steps, NEAR**steps
+        self.around = self._cell(np.clip(self.cells[:, None] + DIRECTIONS, -config.half, config.half))
+        self.size = 5 * 7 + 2 * 4 + 5 + len(self.cells)
         self.unit = abs(config.reward_victim) or 1.0
         self._prior = self._probabilities(self.filter.initial(1))
 
@@ -60,33 +63,48 @@ class RescueBelief:
 
     def features(self, state: BeliefState) -> np.ndarray:
         position, probabilities, listens = state[0], state[4], state[5]
-        n_envs = len(position)
-        values = probabilities @ np.array([self.config.reward_victim, self.config.reward_hazard]) / self.unit
-        canvas = np.zeros((n_envs, 3, self.width**2), dtype=np.float32)
-        doors, cells = self._around(position, self.centres), self._around(position, self.cells)
-        np.put_along_axis(canvas[:, VALUE], doors, np.clip(values, -1, 1), axis=1)
-        np.put_along_axis(canvas[:, VALUE], cells, np.minimum(listens / MAX_LISTENS, 1), axis=1)
-        np.put_along_axis(canvas[:, VICTIM], doors, probabilities[..., 0], axis=1)
-        np.put_along_axis(canvas[:, HAZARD], doors, probabilities[..., 1], axis=1)
-        return canvas.reshape(n_envs, -1)
+        values = self._door_values(probabilities) / self.unit
+        gains = np.maximum(values, 0)
+        information = np.maximum(probabilities[..., 0] * self.config.reward_victim / self.unit - gains, 0)
+        cell = self._cell(position)
+        around = self.around[cell]
+        parts = [np.minimum(np.take_along_axis(listens, around, axis=1) / MAX_LISTENS, 1)]
+        for fading, promises in ((self.far, gains), (self.far, information), (self.near, gains)):
+            arriving = fading[around] * promises[:, None]
+            parts += [arriving.sum(axis=-1) / 2, arriving.max(axis=-1)]
+        opened = self._opened(position)
+        parts += [_at_doors(np.clip(values, -1, 1), opened), opened != NO_DOOR]
+        totals = (gains.sum(axis=1) / 3, information.sum(axis=1) / 3, gains.max(axis=1), information.max(axis=1))
+        parts.append(np.stack((*totals, np.minimum(listens.sum(axis=1) / (2 * MAX_LISTENS), 1)), axis=1))
+        parts.append(cell[:, None] == np.arange(len(self.cells)))
+        return np.concatenate(parts, axis=1, dtype=np.float32, casting="unsafe")
 
-    def door_probabilities(self, features: np.ndarray, position: np.ndarray) -> np.ndarray:
-        """Read the probabilities of a victim and of a hazard at each door off features, ``(n, n_doors, 2)``."""
-        canvas = features.reshape(len(features), 3, -1)
-        doors = self._around(position, self.centres)
-        return np.stack([np.take_along_axis(canvas[:, channel], doors, axis=1) for channel in (VICTIM, HAZARD)], axis=-1)
+    def rewards(self, state: BeliefState) -> np.ndarray:
+        """The expected reward of each action: of the door it opens, if any, or of listening."""
+        position, probabilities = state[0], state[4]
+        listening = np.full((len(position), 1), self.config.reward_listen)
+        return np.concatenate((_at_doors(self._door_values(probabilities), self._opened(position)), listening), axis=1)
+
+    def _door_values(self, probabilities: np.ndarray) -> np.ndarray:
+        """The expected reward of opening each door."""
+        return probabilities @ np.array([self.config.reward_victim, self.config.reward_hazard])
+
+    def _opened(self, position: np.ndarray) -> np.ndarray:
+        """The doors that the four moves open, ``(n_envs, 4)``."""
+        moves = [self.filter.opened_door(position, np.full(len(position), move)) for move in range(LISTEN)]
+        return np.stack(moves, axis=1)
 
     def _probabilities(self, state: FilterState) -> np.ndarray:
         return self.filter.posterior(state).doors[..., 1:]
 
     def _cell(self, position: np.ndarray) -> np.ndarray:
-        x, y = position.astype(int).T + self.config.half
-        return x * self.config.grid_size + y
+        place = position.astype(int) + self.config.half
+        return place[..., 0] * self.config.grid_size + place[..., 1]
 
-    def _around(self, position: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """Where places are on the map around each position, ``(n_envs, n_places)``."""
-        offsets = (places - position[:, None]).astype(int) + self.radius
-        return offsets[..., 0] * self.width + offsets[..., 1]
+
+def _at_doors(values: np.ndarray, doors: np.ndarray) -> np.ndarray:
+    """The values ``(n, n_doors)`` of some doors ``(n, k)``, 0 for ``NO_DOOR``."""
+    return np.where(doors == NO_DOOR, 0.0, np.take_along_axis(values, np.maximum(doors, 0), axis=1))
 
 
 class RescueTransitions:
