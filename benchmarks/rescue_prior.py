@@ -1,14 +1,19 @@
-"""What prior knowledge buys in search and rescue.
+"""What prior knowledge buys in search and rescue: agents that act in worlds they have never seen.
 
-python -m benchmarks.rescue_prior --prior belief --env SearchAndRescue5x5-v0 [--seeds 1] [--steps 500000] [--worlds 500]
+python -m benchmarks.rescue_prior --prior learned --env SearchAndRescue5x5-v0 [--seeds 1] [--steps 500000] [--worlds 500]
 
 - ``none``: tabula rasa, a recurrent agent
+- ``history-free``: the same without a memory
 - ``weak``: the paper's weak prior, moves and blind doors, in Algorithm 2 before the first step
 - ``strong``: histories simulated from the uniform prior, half of them by the agent that acts on the exact posterior
-- ``belief``: the exact filter as belief of an agent without other memory
+- ``learned``: a belief learned from the rewards of doors opened at random in simulated worlds, as input of an agent without other
+  memory, which then learns to act in simulated worlds
+- ``belief``: the exact filter in its place
 
-Agents are scored greedily, one episode in each of many new worlds. ``hazards learning`` are hazards met per 1000 steps of
-training, in its first tenth and overall.
+Every episode is a new world drawn from the prior: learning in them is learning from simulations, and the score is zero shot, one
+greedy episode in each of many new worlds, also after each eighth of the steps. ``--update`` goes on learning in the new worlds,
+and ``--train-noise`` learns in worlds with another noise than that of the test. ``hazards learning`` are hazards met per 1000
+steps of training, in its first tenth and overall.
 """
 
 from __future__ import annotations
@@ -19,45 +24,53 @@ from typing import Any
 
 import numpy as np
 import torch as th
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.utils import LinearSchedule
+from stable_baselines3.common.vec_env import VecMonitor
 
 from sb3_ben import BEN, evaluate_policy, make_vec
+from sb3_ben.common.extractors import RescueExtractor
 from sb3_ben.common.priors import Prior, Simulations
 from sb3_ben.envs.search_and_rescue import SearchAndRescueConfig
+from sb3_ben.oracles.rescue_learned import LearnedRescueBelief, random_openings
 from sb3_ben.oracles.rescue_prior import RescueBelief, RescueTransitions
 from sb3_ben.oracles.search_and_rescue import BeliefAgent
 
 TEST_SEED = 1_000_000
+PRIORS = ("none", "history-free", "weak", "strong", "learned", "belief")
+COUNTS = ("victims", "hazards", "listens")
 SETTINGS: dict[str, Any] = {
-    "learning_starts": 2000,
-    "tau": 0.05,
+    "learning_starts": 5000,
     "gamma": 0.95,
     "double_q": True,
     "train_freq": 1,
-    "gradient_steps": 1,
-    "target_update_interval": 64,
     "exploration": "spread",
+    "tau": 0.04,
 }
-# the belief says it all
+# a belief says it all
 MARKOV: dict[str, Any] = {
-    "batch_size": 128,
+    "batch_size": 64,
     "sequence_length": 4,
-    "policy_kwargs": {"net_arch": [256, 256]},
+    "gradient_steps": 4,
+    "policy_kwargs": {"net_arch": [128]},
 }
 RECURRENT: dict[str, Any] = {
     "batch_size": 32,
     "sequence_length": 48,
-    "policy_kwargs": {"net_arch": [128], "rnn_hidden_size": 128},
+    "gradient_steps": 1,
+    "policy_kwargs": {"net_arch": [128], "rnn_hidden_size": 128, "features_extractor_class": RescueExtractor},
 }
 
 
-def make_prior(name: str, env_id: str, config: SearchAndRescueConfig, args: argparse.Namespace) -> Prior | None:
-    if name == "none":
+def make_prior(name: str, env_id: str, config: SearchAndRescueConfig, args: argparse.Namespace, seed: int) -> Prior | None:
+    if name in ("none", "history-free"):
         return None
     if name == "weak":
-        return Prior(transitions=RescueTransitions(config, seed=0))
+        return Prior(transitions=RescueTransitions(config, seed=seed))
     if name == "belief":
         return Prior(belief=RescueBelief(config, args.points))
+    if name == "learned":
+        return Prior(belief=learn_belief(config, args, seed))
     worlds = Simulations(
         lambda: make_vec(env_id, args.envs, horizon=args.train_horizon),
         BeliefAgent(config),
@@ -69,18 +82,31 @@ def make_prior(name: str, env_id: str, config: SearchAndRescueConfig, args: argp
     return Prior(simulations=worlds)
 
 
+def learn_belief(config: SearchAndRescueConfig, args: argparse.Namespace, seed: int) -> LearnedRescueBelief:
+    """A belief that knows of the world what random actions found in simulated ones."""
+    th.manual_seed(seed)
+    np.random.seed(seed)
+    belief = LearnedRescueBelief(config, args.anchors)
+    openings = random_openings(config, args.random_episodes, seed=seed)
+    belief.fit(openings, args.belief_steps, learning_rate=3e-2)
+    unseen = belief.score(random_openings(config, 1000, seed=TEST_SEED))
+    print(f"belief: {len(openings.found)} openings in {60 * args.random_episodes} random steps, cross-entropy {unseen:.3f}")
+    return belief
+
+
 def make_model(args: argparse.Namespace, seed: int) -> BEN:
-    venv = make_vec(args.env, args.envs, seed=seed, horizon=args.train_horizon)
-    config = venv.world.config
-    shape = MARKOV if args.prior == "belief" else RECURRENT
+    noise = {} if args.train_noise is None else {"sigma_noise": args.train_noise}
+    venv = make_vec(args.env, args.envs, seed=seed, horizon=args.train_horizon, **noise)
+    shape = MARKOV if args.prior in ("belief", "learned") else RECURRENT
     return BEN(
-        "MlpPolicy" if args.prior == "belief" else "MlpGruPolicy",
+        "MlpGruPolicy" if args.prior in ("none", "weak", "strong") else "MlpPolicy",
         venv,
-        learning_rate=LinearSchedule(args.learning_rate, args.learning_rate / 10, 1.0),
+        learning_rate=LinearSchedule(args.learning_rate, args.learning_rate / 20, 1.0),
         buffer_size=args.buffer,
         bellman=args.bellman,
         n_pretrain_steps=args.pretrain if args.prior in ("weak", "strong") else 0,
-        prior=make_prior(args.prior, args.env, config, args),
+        prior=make_prior(args.prior, args.env, venv.world.config, args, seed),
+        target_update_interval=args.envs,
         seed=seed,
         **SETTINGS,
         **shape,
@@ -97,8 +123,39 @@ def score(model: BEN, env_id: str, n_worlds: int) -> dict[str, float]:
 
     worlds = make_vec(env_id, min(n_worlds, 100), seed=TEST_SEED)
     mean, _ = evaluate_policy(model, worlds, n_worlds, deterministic=True, warn=False, callback=keep)
-    counts = {name: float(np.mean([info[name] for info in infos])) for name in ("victims", "hazards", "listens")}
-    return {"return": float(mean), **counts}
+    return {"return": float(mean), **{name: float(np.mean([info[name] for info in infos])) for name in COUNTS}}
+
+
+def score_while_learning(model: BEN, env_id: str, n_worlds: int) -> dict[str, float]:
+    """The same for agents that go on learning in the new worlds: one greedy episode in each, side by side."""
+    worlds = VecMonitor(make_vec(env_id, model.n_envs, seed=TEST_SEED), info_keywords=COUNTS)
+    model.set_env(worlds)
+    model.exploration, model.learning_starts = "greedy", 0
+    model.lr_schedule = lambda _: 0.05 * model.learning_rate(1.0)  # type: ignore[operator] # as it was at the end of training
+    episodes: list[dict[str, float]] = []
+
+    class Keep(BaseCallback):
+        def _on_step(self) -> bool:
+            episodes.extend(info["episode"] for info in self.locals["infos"] if "episode" in info)
+            return len(episodes) < n_worlds
+
+    model.learn(10**9, Keep())
+    return {name: float(np.mean([episode[name] for episode in episodes[:n_worlds]])) for name in ("r", *COUNTS)}
+
+
+class Checkpoints(BaseCallback):
+    """Prints the score after each eighth of the steps."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        super().__init__()
+        self.args, self.n_done = args, 0
+
+    def _on_step(self) -> bool:
+        if self.num_timesteps >= (self.n_done + 1) * self.args.steps / 8 and self.n_done < 7:
+            self.n_done += 1
+            found = score(self.model, self.args.env, min(self.args.worlds, 100))  # type: ignore[arg-type]
+            print(f"  after {self.num_timesteps} steps: " + ", ".join(f"{k} {v:.2f}" for k, v in found.items()), flush=True)
+        return True
 
 
 def hazards_while_learning(model: BEN, config: SearchAndRescueConfig) -> str:
@@ -106,40 +163,52 @@ def hazards_while_learning(model: BEN, config: SearchAndRescueConfig) -> str:
     return f"{hazards[: max(len(hazards) // 10, 1)].mean():.1f} {hazards.mean():.1f}" if len(hazards) else "-"
 
 
+def run(args: argparse.Namespace, seed: int) -> None:
+    start = time.process_time()
+    model = make_model(args, seed)
+    if args.steps:
+        model.learn(args.steps, Checkpoints(args) if args.checkpoints else None)
+    elif model.n_pretrain_steps:
+        model.pretrain(model.n_pretrain_steps)
+    cpu, found = time.process_time() - start, score(model, args.env, args.worlds)
+    if args.save:
+        model.save(f"{args.save}_{seed}")
+    row = f"{args.env:24s}{args.prior:14s}{seed:6d}{args.steps:9d}" + "".join(f"{value:9.3f}" for value in found.values())
+    print(f"{row}{cpu:8.0f}   {hazards_while_learning(model, make_vec(args.env, 1).world.config)}", flush=True)
+    if args.update:
+        found = score_while_learning(model, args.env, args.worlds)
+        print(f"{'':24s}{'  updating':14s}{seed:6d}{'':9s}" + "".join(f"{value:9.3f}" for value in found.values()), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prior", choices=["none", "weak", "strong", "belief"], default="belief")
+    parser.add_argument("--prior", choices=PRIORS, default="learned")
     parser.add_argument("--env", default="SearchAndRescue5x5-v0")
-    parser.add_argument("--bellman", choices=["flow", "point"], default="point")
+    parser.add_argument("--bellman", choices=["flow", "point"], default="flow")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--first-seed", type=int, default=100, help="tuning used seeds below 100")
-    parser.add_argument("--steps", type=int, default=500_000, help="environment steps of training; 0 for zero shot")
+    parser.add_argument("--steps", type=int, default=500_000, help="environment steps of training; 0 for pre-training alone")
     parser.add_argument("--pretrain", type=int, default=2000, help="steps of Algorithm 2 (weak and strong)")
     parser.add_argument("--simulated-steps", type=int, default=20_000, help="transitions to simulate (strong)")
-    parser.add_argument("--envs", type=int, default=64)
+    parser.add_argument("--envs", type=int, default=32)
     parser.add_argument("--buffer", type=int, default=200_000)
     parser.add_argument("--train-horizon", type=int, default=0, help="length of training episodes; 0 for the environment's own")
-    parser.add_argument("--points", type=int, default=None, help="quadrature points per side of the filter (belief)")
+    parser.add_argument("--train-noise", type=float, default=None, help="sigma of the training worlds, if another")
+    parser.add_argument("--points", type=int, default=8, help="quadrature points per side of the filter (belief)")
+    parser.add_argument("--random-episodes", type=int, default=40_000, help="of 60 random steps each (learned)")
+    parser.add_argument("--belief-steps", type=int, default=6000, help="gradient steps on the belief (learned)")
+    parser.add_argument("--anchors", type=int, default=12, help="anchors for each door (learned)")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--worlds", type=int, default=500)
+    parser.add_argument("--update", action="store_true", help="score agents that go on learning in the new worlds, too")
+    parser.add_argument("--checkpoints", action="store_true", help="print scores in the course of training")
     parser.add_argument("--save", default=None, help="where to save the models, without seed and suffix")
     args = parser.parse_args()
     th.set_num_threads(1)
-    names = f"{'return':>9s}{'victims':>9s}{'hazards':>9s}{'listens':>9s}{'CPU s':>8s}   hazards learning"
-    print(f"{'environment':24s}{'prior':8s}{'steps':>9s}{names}")
+    names = "".join(f"{name:>9s}" for name in ("return", *COUNTS))
+    print(f"{'environment':24s}{'prior':14s}{'seed':>6s}{'steps':>9s}{names}{'CPU s':>8s}   hazards learning")
     for seed in range(args.first_seed, args.first_seed + args.seeds):
-        start = time.process_time()
-        model = make_model(args, seed)
-        if args.steps:
-            model.learn(args.steps)
-        elif model.n_pretrain_steps:
-            model.pretrain(model.n_pretrain_steps)
-        cpu, found = time.process_time() - start, score(model, args.env, args.worlds)
-        row = f"{args.env:24s}{args.prior:8s}{args.steps:9d}{found['return']:9.2f}{found['victims']:9.2f}{found['hazards']:9.3f}"
-        config = make_vec(args.env, 1).world.config
-        print(f"{row}{found['listens']:9.1f}{cpu:8.0f}   {hazards_while_learning(model, config)}", flush=True)
-        if args.save:
-            model.save(f"{args.save}_{seed}")
+        run(args, seed)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,175 @@
+"""A belief about search and rescue that is learned from the rewards of doors opened at random, in place of the exact filter.
+
+What is remembered of an episode is given: sums over listens of products of what was heard and where (see
+:mod:`sb3_ben.oracles.rescue_filter`), and which doors were opened. What these sums say about the doors has to be learned: the
+network knows neither where the doors are nor how readings depend on distances, nor the noise.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch as th
+from torch import nn
+from torch.nn import functional as F
+from tqdm import tqdm  # type: ignore[import-untyped]
+
+from sb3_ben.envs.search_and_rescue import LISTEN, NO_DOOR, SearchAndRescueConfig, SearchAndRescueVecEnv
+from sb3_ben.oracles.rescue_filter import Door, FilterState
+from sb3_ben.oracles.rescue_prior import RescueBelief
+
+__all__ = ["EvidenceNetwork", "LearnedRescueBelief", "Openings", "random_openings"]
+
+NOTHING, VICTIM, HAZARD = range(3)
+SMALLEST = 1e-4  # probability
+
+
+class Openings(NamedTuple):
+    """Doors opened for the first time.
+
+    :param heard: what had been heard of each entity, ``(n, n_entities, 4, 4)``
+    :param doors: the :class:`~sb3_ben.oracles.rescue_filter.Door` codes before, ``(n, n_doors)``
+    :param gone: which victims were known to be rescued, ``(n, n_entities)``
+    :param opened: the doors that were opened, ``(n,)``
+    :param found: 0 for nothing, 1 for a victim, 2 for a hazard, ``(n,)``
+    """
+
+    heard: np.ndarray
+    doors: np.ndarray
+    gone: np.ndarray
+    opened: np.ndarray
+    found: np.ndarray
+
+
+def random_openings(config: SearchAndRescueConfig, n_episodes: int, n_steps: int = 60, seed: int = 0) -> Openings:
+    """What doors hold, from episodes of random actions.
+
+    :param config: the arguments of the environment
+    :param n_episodes: number of episodes, all side by side
+    :param n_steps: steps of each
+    :param seed: seed of worlds and actions
+    """
+    belief = RescueBelief(config, n_points=1)  # its memory is used, not its quadrature
+    rows, rng = np.arange(n_episodes), np.random.default_rng(seed)
+    arguments = {name: value for name, value in vars(config).items() if name != "horizon"}
+    worlds = SearchAndRescueVecEnv(n_episodes, horizon=n_steps + 1, **arguments)
+    worlds.seed(seed)
+    first = np.asarray(worlds.reset())
+    state = belief.filter.update(belief.filter.initial(n_episodes), first, np.full(n_episodes, -1), np.zeros(n_episodes))
+    parts: list[Openings] = []
+    for _ in range(n_steps):
+        actions = rng.integers(LISTEN + 1, size=n_episodes)
+        opened = belief.filter.opened_door(state.position, actions)
+        is_first = (opened != NO_DOOR) & (state.doors[rows, opened] == Door.UNOPENED)
+        observations, rewards, _, _ = worlds.step(actions)
+        found = np.select([rewards == config.reward_victim, rewards == config.reward_hazard], [VICTIM, HAZARD], NOTHING)
+        parts.append(Openings(*(part[is_first] for part in (state.heard, state.doors, state.gone, opened, found))))
+        state = belief.filter.update(state, np.asarray(observations), actions, rewards)
+    return Openings(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+
+class EvidenceNetwork(nn.Module):
+    r"""What is behind each door, from sums of evidence about each entity.
+
+    An entity is compared with ``n_anchors`` anchors for each door: the log-likelihood of anchor k is a quadratic form of all that
+    was heard, :math:`b_k - \frac{1}{2} \phi_k^\top (\sum z z^\top) \phi_k`, with learned :math:`\phi_k`, the same for all
+    entities. Among the doors that can still be its own, an entity is behind one in proportion to the sum over its anchors. A
+    small network makes probabilities of the sums over entities.
+
+    :param config: the arguments of the environment
+    :param n_anchors: anchors for each door
+    """
+
+    is_victim: th.Tensor
+    units: th.Tensor
+
+    def __init__(self, config: SearchAndRescueConfig, n_anchors: int = 8) -> None:
+        super().__init__()
+        self.anchors = nn.Parameter(0.5 * th.randn(config.n_doors, n_anchors, 4))
+        self.bias = nn.Parameter(th.zeros(config.n_doors, n_anchors))
+        self.correction = nn.Sequential(nn.Linear(7, 32), nn.ReLU(), nn.Linear(32, 3))
+        for parameter in self.correction[-1].parameters():
+            nn.init.zeros_(parameter)
+        self.register_buffer("is_victim", (th.arange(config.n_entities) < config.n_victims).float())
+        half = max(config.half, 1)
+        self.register_buffer("units", th.tensor([0.5, 1 / half, 1 / half, 1.0]))
+
+    def forward(self, heard: th.Tensor, doors: th.Tensor, gone: th.Tensor) -> th.Tensor:
+        """Log probabilities of nothing, a victim and a hazard, ``(n, n_doors, 3)``; arguments as in :class:`Openings`."""
+        places = self._places(heard * self.units[:, None] * self.units, doors)
+        kinds = (self.is_victim * (1 - gone), (1 - self.is_victim).expand_as(gone))
+        counts = [(places * kind[..., None]).sum(dim=1) for kind in kinds]
+        victims, hazards = (count.clamp(SMALLEST, 1 - SMALLEST) for count in counts)
+        nobody = (1 - victims - hazards).clamp_min(10 * SMALLEST)
+        logs = th.stack((nobody, victims, hazards), dim=-1).log()
+        others = th.stack((victims, hazards, victims + hazards, victims * hazards), dim=-1)
+        return (logs + self.correction(th.cat((logs / 4, others), dim=-1))).log_softmax(dim=-1)
+
+    def _places(self, heard: th.Tensor, doors: th.Tensor) -> th.Tensor:
+        """Probability that each entity is behind each door, by itself, ``(n, n_entities, n_doors)``."""
+        forms = (self.anchors[..., :, None] * self.anchors[..., None, :]).flatten(-2)
+        scores = (self.bias - 0.5 * th.einsum("nek,dak->neda", heard.flatten(-2), forms)).logsumexp(dim=-1)
+        unopened = doors == Door.UNOPENED
+        allowed = [unopened | (doors == code) for code in (Door.HAZARD, Door.RESCUED)]
+        impossible = ~th.stack(allowed, dim=1)[:, self.is_victim.long()]
+        return scores.masked_fill(impossible, -1e9).softmax(dim=-1)
+
+
+class LearnedRescueBelief(RescueBelief):
+    """As :class:`~sb3_ben.oracles.rescue_prior.RescueBelief`, with the meaning of what was heard learned from random openings.
+
+    :param config: the arguments of the environment
+    :param n_anchors: anchors for each door, see :class:`EvidenceNetwork`
+    """
+
+    def __init__(self, config: SearchAndRescueConfig, n_anchors: int = 8) -> None:
+        self.network = EvidenceNetwork(config, n_anchors)
+        super().__init__(config, n_points=1)
+
+    def fit(
+        self, data: Openings, n_steps: int, batch_size: int = 256, learning_rate: float = 1e-2, progress_bar: bool = False
+    ) -> float:
+        """Maximise the likelihood of what was found behind opened doors.
+
+        :param data: opened doors
+        :param n_steps: number of gradient steps
+        :param batch_size: doors in each of them
+        :param learning_rate: learning rate, reduced linearly
+        :param progress_bar: whether to show a progress bar
+        :return: mean negative log-likelihood of the last tenth of the steps
+        """
+        optimizer = th.optim.Adam(self.network.parameters(), lr=learning_rate, fused=True)
+        schedule = th.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.02, n_steps)
+        losses = []
+        for _ in tqdm(range(n_steps), disable=not progress_bar):
+            rows = np.random.randint(len(data.found), size=batch_size)
+            loss = self._loss(Openings(*(part[rows] for part in data)))
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(self.network.parameters(), 10.0)
+            optimizer.step()
+            schedule.step()
+            losses.append(loss.item())
+        self._prior = self._probabilities(self.filter.initial(1))
+        return float(np.mean(losses[-max(n_steps // 10, 1) :]))
+
+    @th.no_grad()
+    def score(self, data: Openings) -> float:
+        """Mean negative log-likelihood of what was found behind doors."""
+        return float(self._loss(data))
+
+    def _loss(self, data: Openings) -> th.Tensor:
+        logs = self._evaluate(data.heard, data.doors, data.gone)
+        at_door = logs[th.arange(len(logs)), th.as_tensor(data.opened)]
+        return F.nll_loss(at_door, th.as_tensor(data.found, dtype=th.long))
+
+    def _evaluate(self, *parts: np.ndarray) -> th.Tensor:
+        return self.network(*(th.as_tensor(part, dtype=th.float32) for part in parts))
+
+    @th.no_grad()
+    def _probabilities(self, state: FilterState) -> np.ndarray:
+        found = self._evaluate(state.heard, state.doors, state.gone)[..., 1:].exp().numpy().astype(float)
+        found[state.doors != Door.UNOPENED] = 0.0
+        found[state.doors == Door.HAZARD, 1] = 1.0
+        return found

@@ -1,0 +1,85 @@
+"""The belief about search and rescue that is learned from doors opened at random."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch as th
+
+from sb3_ben import BEN, evaluate_policy
+from sb3_ben.common.priors import Prior
+from sb3_ben.envs.search_and_rescue import SearchAndRescueConfig, SearchAndRescueVecEnv
+from sb3_ben.oracles.rescue_filter import Door, FilterState, RescueFilter
+from sb3_ben.oracles.rescue_learned import HAZARD, VICTIM, LearnedRescueBelief, Openings, random_openings
+from tests.test_ben import tiny
+
+SMALL = SearchAndRescueConfig(grid_size=3, n_victims=1, n_hazards=2)
+
+
+@pytest.fixture(scope="module")
+def openings() -> tuple[Openings, Openings]:
+    return random_openings(SMALL, 4000, n_steps=30, seed=0), random_openings(SMALL, 500, n_steps=30, seed=1)
+
+
+@pytest.fixture(scope="module")
+def learned(openings: tuple[Openings, Openings]) -> LearnedRescueBelief:
+    th.manual_seed(0)
+    np.random.seed(0)
+    belief = LearnedRescueBelief(SMALL, n_anchors=6)
+    belief.fit(openings[0], 1000, learning_rate=3e-2)
+    return belief
+
+
+def exact_entropy(data: Openings) -> float:
+    """The negative log-likelihood of the exact posterior."""
+    state = FilterState(np.zeros((len(data.found), 2)), data.heard, data.doors, data.gone)
+    doors = RescueFilter(SMALL, 8).posterior(state).doors[np.arange(len(data.found)), data.opened]
+    return float(-np.log(np.maximum(doors[np.arange(len(doors)), data.found], 1e-6)).mean())
+
+
+def test_random_openings(openings: tuple[Openings, Openings]) -> None:
+    data = openings[0]
+    assert len(data.found) > 10_000
+    assert (data.doors[np.arange(len(data.found)), data.opened] == Door.UNOPENED).all()
+    # the first door of an episode is any door
+    first = data.found[(data.doors == Door.UNOPENED).all(axis=1)]
+    for kind, expected in ((VICTIM, 1 / 12), (HAZARD, 2 / 12)):
+        assert abs((first == kind).mean() - expected) < 4 * np.sqrt(expected / len(first))
+    again = random_openings(SMALL, 4000, n_steps=30, seed=0)
+    assert all(np.array_equal(one, other) for one, other in zip(data, again, strict=True))
+
+
+def test_it_learns_most_of_what_the_exact_posterior_knows(
+    openings: tuple[Openings, Openings], learned: LearnedRescueBelief
+) -> None:
+    _, unseen = openings
+    rates = np.bincount(unseen.found, minlength=3) / len(unseen.found)
+    nothing_heard = float(-(rates * np.log(rates)).sum())
+    exact, ours = exact_entropy(unseen), learned.score(unseen)
+    assert exact < ours < nothing_heard
+    assert (nothing_heard - ours) / (nothing_heard - exact) > 0.6
+
+
+def test_what_was_seen_is_certain(learned: LearnedRescueBelief) -> None:
+    state = learned.filter.initial(1)
+    state.doors[0, :3] = Door.EMPTY, Door.HAZARD, Door.RESCUED
+    found = learned._probabilities(state)[0]
+    assert found[0].tolist() == [0, 0]
+    assert found[1].tolist() == [0, 1]
+    assert found[2].tolist() == [0, 0]
+    assert (found[3:] > 0).all()
+
+
+def test_as_belief_of_an_agent(learned: LearnedRescueBelief, tmp_path: Path) -> None:
+    """It trains, is saved with the model and gives the same actions in the loaded one."""
+    env = SearchAndRescueVecEnv(4, grid_size=3, n_victims=1, n_hazards=2, horizon=20)
+    env.seed(0)
+    model = tiny("MlpPolicy", env, prior=Prior(belief=learned)).learn(200)
+    model.save(tmp_path / "model")
+    loaded = BEN.load(tmp_path / "model")
+    scores = []
+    for agent in (model, loaded):
+        worlds = SearchAndRescueVecEnv(4, grid_size=3, n_victims=1, n_hazards=2, horizon=20)
+        worlds.seed(1)
+        scores.append(evaluate_policy(agent, worlds, 8, deterministic=True, warn=False, return_episode_rewards=True))
+    assert scores[0] == scores[1]
