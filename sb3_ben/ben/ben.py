@@ -42,6 +42,7 @@ from sb3_ben.common.objectives import (
     PAPER_BASE_PRECISION,
     add_noise,
     bellman_target,
+    clamp_to_samples,
     kl_estimate,
     msbbe_double,
     msbbe_semi,
@@ -134,6 +135,8 @@ class BEN(OffPolicyAlgorithm):
         predictive mean of the prior's exact model, which takes the place of both flows (and of ``"flow"`` where there is one)
     :param flow_weight: Q is pulled to the predictive mean with this weight and to the Bellman sample itself with the rest; 1 is
         the paper, and slow until the flows have learned to tell histories apart
+    :param encoder_weight: weight of the likelihood's gradient in the encoder of histories, which Q shares with the flows; with 0
+        the encoder learns from the MSBBE alone
     :param double_q: whether the Q-network chooses the next action that the target network values (double Q-learning), or the
         target network does both
     :param msbbe: ``"semi"``: semi-gradient to the predictive mean; ``"double"``: the paper's double sampling
@@ -192,6 +195,7 @@ class BEN(OffPolicyAlgorithm):
         belief_scope: str = "run",
         bellman: str = "flow",
         flow_weight: float = 0.5,
+        encoder_weight: float = 1.0,
         double_q: bool = False,
         msbbe: str = "semi",
         elbo: str = "exact",
@@ -244,6 +248,7 @@ class BEN(OffPolicyAlgorithm):
         self.belief_scope = belief_scope
         self.bellman = bellman
         self.flow_weight = flow_weight
+        self.encoder_weight = encoder_weight
         self.double_q = double_q
         self.msbbe = msbbe
         self.elbo = elbo
@@ -329,7 +334,8 @@ class BEN(OffPolicyAlgorithm):
         for name in ("learning_starts", "n_pretrain_steps", "bellman_noise", "max_grad_norm"):
             if getattr(self, name) < 0:
                 raise ValueError(f"`{name}` must not be negative, got {getattr(self, name)}")
-        for name in ("tau", "gamma", "flow_weight", "exploration_fraction", "exploration_initial_eps", "exploration_final_eps"):
+        epsilons = ("exploration_fraction", "exploration_initial_eps", "exploration_final_eps")
+        for name in ("tau", "gamma", "flow_weight", "encoder_weight", *epsilons):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"`{name}` must lie between 0 and 1, got {getattr(self, name)}")
 
@@ -702,7 +708,9 @@ class BEN(OffPolicyAlgorithm):
             msbbe = msbbe_semi(encoded.q, encoded.b, encoded.mask)
             self._descend(msbbe)
             return {"train/loss": msbbe.item(), "train/msbbe": msbbe.item()}
-        negative_elbo_, kl, phi = self._negative_elbo(encoded)
+        # the value of the context itself, whatever the weight: only its gradient is scaled
+        context = th.lerp(encoded.context.detach(), encoded.context, self.encoder_weight)
+        negative_elbo_, kl, phi = self._negative_elbo(encoded._replace(context=context))
         msbbe, uncertainty = self._msbbe(encoded, phi)
         loss = negative_elbo_ + msbbe
         self._descend(loss)
@@ -717,6 +725,7 @@ class BEN(OffPolicyAlgorithm):
         logs = {"uncertainty/epistemic": epistemic, "uncertainty/aleatoric": chance}
         logs = {name: unit * (value * encoded.mask).sum() / encoded.mask.sum() for name, value in logs.items()}
         if self.msbbe == "semi":
+            mean = clamp_to_samples(mean, encoded.b, encoded.mask)
             return msbbe_semi(encoded.q, th.lerp(encoded.b, mean, self.flow_weight), encoded.mask), logs
         with th.no_grad():
             other, _ = self.posterior.rsample_and_log_prob(1)
