@@ -124,6 +124,8 @@ class BEN(OffPolicyAlgorithm):
     :param exploration_final_eps: final probability of a random action
     :param max_grad_norm: maximal norm of the gradient
     :param sequence_length: t', maximal number of transitions in a replayed history
+    :param burn_in: number of first transitions that are not learned from in replayed histories which begin in the middle of an
+        episode: their only use is to fill the memory
     :param n_posterior_steps: N_posterior, steps on the ELBO for each step on the MSBBE
     :param n_pretrain_steps: N_pretrain, steps of Algorithm 2 before the first action, see :meth:`pretrain`
     :param n_phi_samples: hypotheses drawn from the posterior in each gradient step
@@ -188,14 +190,15 @@ class BEN(OffPolicyAlgorithm):
         exploration_final_eps: float = 0.05,
         max_grad_norm: float = 10.0,
         sequence_length: int = 32,
+        burn_in: int = 0,
         n_posterior_steps: int = 1,
         n_pretrain_steps: int = 0,
         n_phi_samples: int = 4,
         posterior_learning_rate: float | Schedule | None = None,
         belief_scope: str = "run",
         bellman: str = "flow",
-        flow_weight: float = 0.5,
-        encoder_weight: float = 1.0,
+        flow_weight: float = 0.25,
+        encoder_weight: float = 0.1,
         double_q: bool = False,
         msbbe: str = "semi",
         elbo: str = "exact",
@@ -241,6 +244,7 @@ class BEN(OffPolicyAlgorithm):
         self.exploration_final_eps = exploration_final_eps
         self.max_grad_norm = max_grad_norm
         self.sequence_length = sequence_length
+        self.burn_in = burn_in
         self.n_posterior_steps = n_posterior_steps
         self.n_pretrain_steps = n_pretrain_steps
         self.n_phi_samples = n_phi_samples
@@ -274,7 +278,8 @@ class BEN(OffPolicyAlgorithm):
         self._check_arguments()
         self.replay_buffer_class = self.replay_buffer_class or HistoryReplayBuffer
         if issubclass(self.replay_buffer_class, HistoryReplayBuffer):
-            self.replay_buffer_kwargs = {"sequence_length": self.sequence_length, **self.replay_buffer_kwargs}
+            windows = {"sequence_length": self.sequence_length, "burn_in": self.burn_in}
+            self.replay_buffer_kwargs = windows | self.replay_buffer_kwargs
         self._setup_networks_and_buffer()
         self.q_net, self.q_net_target = self.policy.q_net, self.policy.q_net_target
         self._running_stats = [get_parameters_by_name(net, ["running_"]) for net in (self.q_net, self.q_net_target)]
@@ -639,7 +644,7 @@ class BEN(OffPolicyAlgorithm):
             assert self.known.simulations is not None
             self._simulation_seed = self._simulation_seed or int(np.random.randint(1, 2**31))
             kwargs = {"observation_space": self.observation_space, "action_space": self.action_space, "device": self.device}
-            kwargs["sequence_length"] = self.sequence_length
+            kwargs |= {"sequence_length": self.sequence_length, "burn_in": self.burn_in}
             self._simulated = simulate(self.known.simulations, kwargs, self.policy.tracker, self._simulation_seed)
         return self._simulated
 
