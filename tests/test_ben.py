@@ -78,6 +78,7 @@ def test_learn_predict_save_load(policy: str, n_envs: int, tmp_path: Path) -> No
         {"belief_scope": "episode"},
         {"belief_scope": "episode", "msbbe": "double", "n_posterior_steps": 2},
         {"burn_in": 2},
+        {"policy_kwargs": {"rnn_type": "linear", "rnn_kwargs": {"max_time": 3.0}}},
         {"exploration": "greedy"},
         {"exploration": "spread"},
         {"exploration": "posterior"},
