@@ -18,7 +18,7 @@ import numpy as np
 import torch as th
 from joblib import Parallel, delayed
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import VecEnv, VecMonitor
+from stable_baselines3.common.vec_env import VecEnv, VecMonitor, VecNormalize
 
 from benchmarks.common import tuned, tuned_steps
 from sb3_ben import BEN, evaluate_policy, make_vec
@@ -52,6 +52,10 @@ def make(env_id: str, n_envs: int, seed: int) -> VecEnv:
 def returns_of(agent: Any, env_id: str) -> np.ndarray:
     n_episodes = N_EPISODES.get(env_id, 100)
     worlds = make(env_id, min(n_episodes, 1000) if env_id in ENVIRONMENTS else 10, TEST_SEED)
+    normalize = agent.get_vec_normalize_env() if isinstance(agent, BEN) else None
+    if normalize is not None:
+        worlds = VecNormalize(worlds, training=False, norm_reward=False)
+        worlds.obs_rms = normalize.obs_rms
     returns, _ = evaluate_policy(agent, worlds, n_episodes, deterministic=True, return_episode_rewards=True)
     return np.array(returns)
 
@@ -90,7 +94,11 @@ def train(env_id: str, seed: int, options: dict[str, Any]) -> Result:
     th.set_num_threads(1)
     settings = tuned("ben", env_id) | options
     steps = tuned_steps("ben", env_id)
-    model = BEN(env=make(env_id, settings.pop("n_envs"), seed), seed=seed, **settings)
+    worlds = make(env_id, settings.pop("n_envs"), seed)
+    normalize = settings.pop("normalize", None)
+    if normalize:
+        worlds = VecNormalize(worlds, gamma=settings["gamma"], **normalize)
+    model = BEN(env=worlds, seed=seed, **settings)
     start = time.process_time()
     model.learn(steps)
     return Result(score(model, env_id), time.process_time() - start, model.num_timesteps)

@@ -21,7 +21,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecMoni
 
 from benchmarks.common import tuned
 from sb3_ben import BEN, evaluate_policy, make_vec
-from sb3_ben.ben.policies import BENPolicy
+from sb3_ben.ben.policies import BENPolicy, Encoding
 from sb3_ben.common.objectives import RunningStandardizer
 from sb3_ben.common.vec_previous_reward import VecPreviousReward, attach_reward, previous_reward
 from sb3_ben.envs.tiger import LISTEN
@@ -77,6 +77,8 @@ def test_learn_predict_save_load(policy: str, n_envs: int, tmp_path: Path) -> No
         {"elbo": "paper"},
         {"belief_scope": "episode"},
         {"belief_scope": "episode", "msbbe": "double", "n_posterior_steps": 2},
+        {"burn_in": 2},
+        {"policy_kwargs": {"rnn_type": "linear", "rnn_kwargs": {"max_time": 3.0}}},
         {"exploration": "greedy"},
         {"exploration": "spread"},
         {"exploration": "posterior"},
@@ -448,6 +450,7 @@ def test_damaged_and_foreign_files(tmp_path: Path) -> None:
         ({"bellman": "line"}, "bellman"),
         ({"exploration": "boltzmann"}, "exploration"),
         ({"sequence_length": 0}, "sequence_length"),
+        ({"burn_in": 5}, "burn_in"),
         ({"n_posterior_steps": 0}, "n_posterior_steps"),
         ({"n_pretrain_steps": -1}, "n_pretrain_steps"),
         ({"n_phi_samples": 0}, "n_phi_samples"),
@@ -456,6 +459,8 @@ def test_damaged_and_foreign_files(tmp_path: Path) -> None:
         ({"tau": -0.1}, "tau"),
         ({"bellman_noise": -1.0}, "bellman_noise"),
         ({"exploration_final_eps": 2.0}, "exploration_final_eps"),
+        ({"flow_weight": 1.1}, "flow_weight"),
+        ({"encoder_weight": -0.1}, "encoder_weight"),
         ({"policy_kwargs": {"rnn_type": "transformer"}}, "rnn_type"),
         ({"policy_kwargs": {"aleatoric_layers": 5}}, "aleatoric_layers"),
         ({"policy_kwargs": {"phi_dim": 0}}, "phi_dim"),
@@ -534,6 +539,30 @@ def test_learns_to_listen_before_opening() -> None:
     assert belief.aleatoric_std[0, :LISTEN].min() > 150  # opening blindly, +10 or -500 with equal chance: 255
     assert belief.aleatoric_std[0, LISTEN] < 100
     assert belief.epistemic_std.max() < 60
+
+
+def test_encoder_weight_scales_the_gradient_of_the_likelihood(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("MlpGruPolicy").learn(64)
+    monkeypatch.setattr(model, "_msbbe", lambda encoded, phi: (th.zeros(()), {}))
+    monkeypatch.setattr(model, "_descend", lambda loss: loss.backward())
+    histories = model.replay_buffer.sample(4)
+
+    def gradients(weight: float) -> tuple[th.Tensor, th.Tensor]:
+        model.encoder_weight = weight
+        model.policy.aleatoric.zero_grad()
+        encoding, _ = model.policy.encode(histories.observations, histories.previous_actions, histories.previous_rewards)
+        encoding.latent.retain_grad()
+        b = model._bellman_samples(histories, encoding.q_values)
+        th.manual_seed(0)
+        model._joint_step(model._arrange(histories, Encoding(*(part[:-1] for part in encoding)), b))
+        return encoding.latent.grad, next(model.policy.aleatoric.parameters()).grad
+
+    (full, flow), (tenth, same_flow), (none, _) = (gradients(weight) for weight in (1.0, 0.1, 0.0))
+    assert full.any()
+    assert flow.any()
+    th.testing.assert_close(tenth, 0.1 * full)
+    th.testing.assert_close(same_flow, flow)
+    assert not none.any()
 
 
 def test_unseen_histories_stay_uncertain() -> None:

@@ -138,6 +138,20 @@ def test_short_episodes_come_whole() -> None:
         assert length == recorder.ends.get((env, episode), (recorder.step[env], ""))[0]
 
 
+def test_burn_in_hides_the_first_steps_of_histories_that_begin_in_the_middle() -> None:
+    buffer = HistoryReplayBuffer(500, BOX, ACTIONS, n_envs=3, sequence_length=6, burn_in=2)
+    Recorder(buffer, BOX).run(150, p_end=0.05)
+    samples = buffer.sample(300)
+    begins = (samples.previous_actions[0] == -1).numpy()
+    assert 0 < begins.sum() < 300
+    mask = samples.mask.numpy()
+    assert mask[0, begins].all()
+    assert not mask[:2, ~begins].any()
+    assert mask[2:, ~begins].any(axis=0).all()
+    with pytest.raises(ValueError, match="burn_in"):
+        HistoryReplayBuffer(500, BOX, ACTIONS, sequence_length=6, burn_in=6)
+
+
 def test_running_episodes() -> None:
     buffer = HistoryReplayBuffer(1000, BOX, ACTIONS, "cpu", n_envs=3, sequence_length=6)
     recorder = Recorder(buffer, BOX)

@@ -15,6 +15,7 @@ from sb3_ben.common.objectives import (
     RunningStandardizer,
     add_noise,
     bellman_target,
+    clamp_to_samples,
     kl_estimate,
     msbbe_double,
     msbbe_semi,
@@ -203,3 +204,9 @@ def test_noise_keeps_the_mean() -> None:
     noisy = add_noise(b, 0.1, torch.Generator().manual_seed(0))
     assert noisy.mean().item() == pytest.approx(1.0, abs=1e-3)
     assert noisy.std().item() == pytest.approx(0.1, rel=0.02)
+
+
+def test_predictive_means_stay_in_the_range_of_the_samples() -> None:
+    b, mask = torch.tensor([-1.0, 2.0, 50.0]), torch.tensor([1.0, 1.0, 0.0])
+    means = torch.tensor([-30.0, 0.5, 1e6])
+    torch.testing.assert_close(clamp_to_samples(means, b, mask), torch.tensor([-1.0, 0.5, 2.0]))

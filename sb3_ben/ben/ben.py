@@ -42,6 +42,7 @@ from sb3_ben.common.objectives import (
     PAPER_BASE_PRECISION,
     add_noise,
     bellman_target,
+    clamp_to_samples,
     kl_estimate,
     msbbe_double,
     msbbe_semi,
@@ -131,6 +132,8 @@ class BEN(OffPolicyAlgorithm):
     :param exploration_final_eps: final probability of a random action
     :param max_grad_norm: maximal norm of the gradient
     :param sequence_length: t', maximal number of transitions in a replayed history
+    :param burn_in: number of first transitions that are not learned from in replayed histories which begin in the middle of an
+        episode: their only use is to fill the memory
     :param n_posterior_steps: N_posterior, steps on the ELBO for each step on the MSBBE
     :param n_pretrain_steps: N_pretrain, steps of Algorithm 2 before the first action, see :meth:`pretrain`
     :param n_phi_samples: hypotheses drawn from the posterior in each gradient step
@@ -142,6 +145,8 @@ class BEN(OffPolicyAlgorithm):
         predictive mean of the prior's exact model, which takes the place of both flows (and of ``"flow"`` where there is one)
     :param flow_weight: Q is pulled to the predictive mean with this weight and to the Bellman sample itself with the rest; 1 is
         the paper, and slow until the flows have learned to tell histories apart
+    :param encoder_weight: weight of the likelihood's gradient in the encoder of histories, which Q shares with the flows; with 0
+        the encoder learns from the MSBBE alone
     :param double_q: whether the Q-network chooses the next action that the target network values (double Q-learning), or the
         target network does both
     :param msbbe: ``"semi"``: semi-gradient to the predictive mean; ``"double"``: the paper's double sampling
@@ -193,13 +198,15 @@ class BEN(OffPolicyAlgorithm):
         exploration_final_eps: float = 0.05,
         max_grad_norm: float = 10.0,
         sequence_length: int = 32,
+        burn_in: int = 0,
         n_posterior_steps: int = 1,
         n_pretrain_steps: int = 0,
         n_phi_samples: int = 4,
         posterior_learning_rate: float | Schedule | None = None,
         belief_scope: str = "run",
         bellman: str = "flow",
-        flow_weight: float = 0.5,
+        flow_weight: float = 0.25,
+        encoder_weight: float = 0.1,
         double_q: bool = False,
         msbbe: str = "semi",
         elbo: str = "exact",
@@ -245,6 +252,7 @@ class BEN(OffPolicyAlgorithm):
         self.exploration_final_eps = exploration_final_eps
         self.max_grad_norm = max_grad_norm
         self.sequence_length = sequence_length
+        self.burn_in = burn_in
         self.n_posterior_steps = n_posterior_steps
         self.n_pretrain_steps = n_pretrain_steps
         self.n_phi_samples = n_phi_samples
@@ -252,6 +260,7 @@ class BEN(OffPolicyAlgorithm):
         self.belief_scope = belief_scope
         self.bellman = bellman
         self.flow_weight = flow_weight
+        self.encoder_weight = encoder_weight
         self.double_q = double_q
         self.msbbe = msbbe
         self.elbo = elbo
@@ -277,7 +286,8 @@ class BEN(OffPolicyAlgorithm):
         self._check_arguments()
         self.replay_buffer_class = self.replay_buffer_class or HistoryReplayBuffer
         if issubclass(self.replay_buffer_class, HistoryReplayBuffer):
-            self.replay_buffer_kwargs = {"sequence_length": self.sequence_length, **self.replay_buffer_kwargs}
+            windows = {"sequence_length": self.sequence_length, "burn_in": self.burn_in}
+            self.replay_buffer_kwargs = windows | self.replay_buffer_kwargs
         self._setup_networks_and_buffer()
         self.q_net, self.q_net_target = self.policy.q_net, self.policy.q_net_target
         self._running_stats = [get_parameters_by_name(net, ["running_"]) for net in (self.q_net, self.q_net_target)]
@@ -337,7 +347,8 @@ class BEN(OffPolicyAlgorithm):
         for name in ("learning_starts", "n_pretrain_steps", "bellman_noise", "max_grad_norm"):
             if getattr(self, name) < 0:
                 raise ValueError(f"`{name}` must not be negative, got {getattr(self, name)}")
-        for name in ("tau", "gamma", "flow_weight", "exploration_fraction", "exploration_initial_eps", "exploration_final_eps"):
+        epsilons = ("exploration_fraction", "exploration_initial_eps", "exploration_final_eps")
+        for name in ("tau", "gamma", "flow_weight", "encoder_weight", *epsilons):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"`{name}` must lie between 0 and 1, got {getattr(self, name)}")
 
@@ -643,7 +654,7 @@ class BEN(OffPolicyAlgorithm):
             assert self.known.simulations is not None
             self._simulation_seed = self._simulation_seed or int(np.random.randint(1, 2**31))
             kwargs = {"observation_space": self.observation_space, "action_space": self.action_space, "device": self.device}
-            kwargs["sequence_length"] = self.sequence_length
+            kwargs |= {"sequence_length": self.sequence_length, "burn_in": self.burn_in}
             self._simulated = simulate(self.known.simulations, kwargs, self.policy.tracker, self._simulation_seed)
         return self._simulated
 
@@ -719,7 +730,9 @@ class BEN(OffPolicyAlgorithm):
             msbbe = msbbe_semi(encoded.q, encoded.b, encoded.mask)
             self._descend(msbbe)
             return {"train/loss": msbbe.item(), "train/msbbe": msbbe.item()}
-        negative_elbo_, kl, phi = self._negative_elbo(encoded)
+        # the value of the context itself, whatever the weight: only its gradient is scaled
+        context = th.lerp(encoded.context.detach(), encoded.context, self.encoder_weight)
+        negative_elbo_, kl, phi = self._negative_elbo(encoded._replace(context=context))
         msbbe, uncertainty = self._msbbe(encoded, phi)
         loss = negative_elbo_ + msbbe
         self._descend(loss)
@@ -734,6 +747,7 @@ class BEN(OffPolicyAlgorithm):
         logs = {"uncertainty/epistemic": epistemic, "uncertainty/aleatoric": chance}
         logs = {name: unit * (value * encoded.mask).sum() / encoded.mask.sum() for name, value in logs.items()}
         if self.msbbe == "semi":
+            mean = clamp_to_samples(mean, encoded.b, encoded.mask)
             return msbbe_semi(encoded.q, th.lerp(encoded.b, mean, self.flow_weight), encoded.mask), logs
         with th.no_grad():
             other, _ = self.posterior.rsample_and_log_prob(1)

@@ -72,6 +72,7 @@ class BENPolicy(BasePolicy):
     :param rnn_type: ``"lstm"``, ``"gru"``, ``"linear"`` or ``"none"`` (history-free); by default that of the policy's name
     :param rnn_hidden_size: size of the recurrent layer
     :param n_rnn_layers: number of recurrent layers
+    :param rnn_kwargs: further arguments of the recurrent layer, such as ``max_time`` of ``"linear"``: its memory fades
     :param phi_dim: number of coordinates of phi, the hypotheses about the Bellman operator
     :param prior: prior over phi, ``N(0, prior_variance)`` if not given
     :param prior_variance: variance of each coordinate under the default prior
@@ -107,6 +108,7 @@ class BENPolicy(BasePolicy):
         rnn_type: str | None = None,
         rnn_hidden_size: int = 64,
         n_rnn_layers: int = 1,
+        rnn_kwargs: dict[str, Any] | None = None,
         phi_dim: int = 64,
         prior: Distribution | None = None,
         prior_variance: float = 0.1,
@@ -143,6 +145,7 @@ class BENPolicy(BasePolicy):
         self.net_arch = [64] if net_arch is None else net_arch
         self.activation_fn = activation_fn
         self.rnn_type, self.rnn_hidden_size, self.n_rnn_layers = rnn_type, rnn_hidden_size, n_rnn_layers
+        self.rnn_kwargs = rnn_kwargs
         self.phi_dim, self.prior_variance, self.prior_spread = phi_dim, prior_variance, prior_spread
         self.aleatoric_flow, self.aleatoric_layers, self.aleatoric_bins = aleatoric_flow, aleatoric_layers, aleatoric_bins
         self.aleatoric_hidden_size, self.epistemic_hidden_size = aleatoric_hidden_size, epistemic_hidden_size
@@ -195,7 +198,7 @@ class BENPolicy(BasePolicy):
         return self._update_features_extractor({**spaces_, **others})
 
     def make_q_net(self) -> HistoryQNetwork:
-        names = ("net_arch", "activation_fn", "rnn_type", "rnn_hidden_size", "n_rnn_layers")
+        names = ("net_arch", "activation_fn", "rnn_type", "rnn_hidden_size", "n_rnn_layers", "rnn_kwargs")
         net_args = self._net_args() | {name: getattr(self, name) for name in names}
         return HistoryQNetwork(**net_args).to(self.device)
 
@@ -413,6 +416,7 @@ class BENPolicy(BasePolicy):
         names = (
             *("net_arch", "activation_fn", "rnn_type", "rnn_hidden_size", "n_rnn_layers", "phi_dim", "prior", "prior_variance"),
             *(
+                "rnn_kwargs",
                 "prior_spread",
                 "aleatoric_flow",
                 "aleatoric_layers",

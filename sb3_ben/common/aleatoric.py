@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -432,6 +433,7 @@ def _cdf(z: Tensor) -> Tensor:
     return 0.5 + 0.5 * torch.erf(z * math.sqrt(0.5))
 
 
+@lru_cache  # numpy solves an eigenvalue problem for them
 def _legendre(n: int) -> tuple[list[float], list[float]]:
     """Gauss-Legendre nodes and weights on [0, 1]."""
     nodes, weights = np.polynomial.legendre.leggauss(n)

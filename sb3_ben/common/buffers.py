@@ -157,10 +157,12 @@ class HistoryReplayBuffer(ReplayBuffer):
     :param handle_timeout_termination: bootstrap through time limits instead of treating them as the end
     :param sequence_length: maximal number of transitions in a history
     :param belief_dim: number of features that filters given by the user add to each observation, see :meth:`add_beliefs`
+    :param burn_in: number of first transitions that the mask hides in histories which do not begin where their episode does
     """
 
     observations: Observations  # type: ignore[assignment]
     belief_dim: int = 0  # of buffers that were saved before there were beliefs
+    burn_in: int = 0  # likewise
 
     def __init__(
         self,
@@ -173,14 +175,17 @@ class HistoryReplayBuffer(ReplayBuffer):
         handle_timeout_termination: bool = True,
         sequence_length: int = 64,
         belief_dim: int = 0,
+        burn_in: int = 0,
     ) -> None:
         BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs)
         if sequence_length < 1:
             raise ValueError(f"`sequence_length` must be at least 1, got {sequence_length}")
+        if not 0 <= burn_in < sequence_length:
+            raise ValueError(f"`burn_in` must lie between 0 and `sequence_length` - 1, got {burn_in}")
         self.buffer_size = max(buffer_size // n_envs, 1)
         self.optimize_memory_usage = optimize_memory_usage
         self.handle_timeout_termination = handle_timeout_termination
-        self.sequence_length, self.belief_dim = sequence_length, belief_dim
+        self.sequence_length, self.belief_dim, self.burn_in = sequence_length, belief_dim, burn_in
         shape = (self.buffer_size, n_envs)
         self.observations = self._zeros(shape)
         self.actions = np.zeros((*shape, self.action_dim), dtype=action_space.dtype)
@@ -322,9 +327,9 @@ class HistoryReplayBuffer(ReplayBuffer):
         self, starts: np.ndarray, lengths: np.ndarray, envs: np.ndarray, env: VecNormalize | None
     ) -> HistoryReplaySamples:
         steps = np.arange(lengths.max() + 1)[:, None]
-        mask = steps[:-1] < lengths
         rows = (starts + np.minimum(steps, lengths - 1)) % self.buffer_size  # padding repeats the last row
         first = self.episode_starts[rows[:1], envs] | (starts == self.n_added - self.size())
+        mask = (steps[:-1] < lengths) & ((steps[:-1] >= self.burn_in) | first)
         where = (rows, starts, lengths, envs)
         stored = self._sequences(self.observations, self.latest_observations, self._last_observations, *where)
         observations = self._normalize_obs(stored, env)

@@ -10,6 +10,7 @@ __all__ = [
     "RunningStandardizer",
     "add_noise",
     "bellman_target",
+    "clamp_to_samples",
     "kl_estimate",
     "msbbe_double",
     "msbbe_semi",
@@ -67,6 +68,20 @@ def bellman_target(reward: Tensor, done: Tensor, next_values: Tensor, gamma: flo
     """
     # where and not a product: values after the end may be anything, even infinite
     return torch.where(done.bool(), reward, reward + gamma * next_values).detach()
+
+
+def clamp_to_samples(mean: Tensor, b: Tensor, mask: Tensor) -> Tensor:
+    """Predictive means, none of them outside of the range of the Bellman samples that they were predicted beside.
+
+    A mean of b cannot lie outside of the range of b, but that of a flow can, by orders of magnitude, for a few steps while it
+    learns; and since b is made of Q, values would follow.
+
+    :param mean: predictive means (..., N)
+    :param b: Bellman samples (..., N)
+    :param mask: which of them count (..., N); there has to be one
+    """
+    low, high = (b.masked_fill(~mask.bool(), fill) for fill in (torch.inf, -torch.inf))
+    return mean.clamp(low.amin(), high.amax())
 
 
 def msbbe_semi(q: Tensor, target_mean: Tensor, mask: Tensor | None = None) -> Tensor:

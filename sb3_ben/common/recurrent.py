@@ -54,16 +54,15 @@ class LinearRNN(nn.Module):
     :param input_size: number of inputs
     :param hidden_size: number of sums
     :param num_layers: number of layers, with ReLU between them
+    :param max_time: the longest of the initial time constants, in steps; the shortest is a thousandth of it
     """
 
-    MAX_TIME = 300.0  # the longest of the initial time constants, in steps; the shortest is a thousandth of it
-
-    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1) -> None:
+    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, max_time: float = 300.0) -> None:
         super().__init__()
         sizes = [input_size] + [hidden_size] * num_layers
         self.inputs = nn.ModuleList(nn.Linear(size, hidden_size) for size in sizes[:-1])
         self.skips = nn.ModuleList(nn.Linear(size, hidden_size, bias=False) for size in sizes[:-1])
-        times = th.logspace(-3, 0, hidden_size) * self.MAX_TIME
+        times = th.logspace(-3, 0, hidden_size) * max_time
         self.log_times = nn.Parameter(times.log().repeat(num_layers, 1))
 
     def forward(self, inputs: th.Tensor, hidden: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
@@ -165,6 +164,7 @@ class HistoryQNetwork(HistoryInput):
     :param rnn_hidden_size: size of the recurrent layer
     :param n_rnn_layers: number of recurrent layers
     :param belief_dim: number of features of the user's belief
+    :param rnn_kwargs: further arguments of the recurrent layer
     """
 
     scale: th.Tensor
@@ -183,6 +183,7 @@ class HistoryQNetwork(HistoryInput):
         rnn_hidden_size: int = 64,
         n_rnn_layers: int = 1,
         belief_dim: int = 0,
+        rnn_kwargs: dict[str, Any] | None = None,
     ) -> None:
         has_memory = rnn_type != "none"
         super().__init__(
@@ -192,8 +193,8 @@ class HistoryQNetwork(HistoryInput):
         self.rnn_type, self.rnn_hidden_size, self.n_rnn_layers = rnn_type, rnn_hidden_size, n_rnn_layers
         self.input_net = nn.Sequential(*create_mlp(self.n_inputs, -1, net_arch, activation_fn))
         size = net_arch[-1] if net_arch else self.n_inputs
-        rnn_class = RNN_TYPES[rnn_type]
-        self.rnn = None if rnn_class is None else rnn_class(size, rnn_hidden_size, n_rnn_layers)
+        rnn_class, self.rnn_kwargs = RNN_TYPES[rnn_type], rnn_kwargs or {}
+        self.rnn = None if rnn_class is None else rnn_class(size, rnn_hidden_size, n_rnn_layers, **self.rnn_kwargs)
         size = size if rnn_class is None else rnn_hidden_size
         self.latent_net = nn.Sequential(*create_mlp(size, -1, net_arch, activation_fn))
         self.latent_dim = net_arch[-1] if net_arch else size
@@ -289,7 +290,7 @@ class HistoryQNetwork(HistoryInput):
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         names = ["features_dim", "net_arch", "activation_fn", "features_extractor", "belief_dim"]
-        names += ["rnn_type", "rnn_hidden_size", "n_rnn_layers"]
+        names += ["rnn_type", "rnn_hidden_size", "n_rnn_layers", "rnn_kwargs"]
         return super()._get_constructor_parameters() | {name: getattr(self, name) for name in names}
 
 
