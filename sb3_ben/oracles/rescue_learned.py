@@ -23,6 +23,7 @@ __all__ = ["EvidenceNetwork", "LearnedRescueBelief", "Openings", "random_opening
 
 NOTHING, VICTIM, HAZARD = range(3)
 SMALLEST = 1e-4  # probability
+N_EXCLUSIONS = 2  # rounds in which entities make room for each other
 
 
 class Openings(NamedTuple):
@@ -74,8 +75,8 @@ class EvidenceNetwork(nn.Module):
 
     An entity is compared with ``n_anchors`` anchors for each door: the log-likelihood of anchor k is a quadratic form of all that
     was heard, :math:`b_k - \frac{1}{2} \phi_k^\top (\sum z z^\top) \phi_k`, with learned :math:`\phi_k`, the same for all
-    entities. Among the doors that can still be its own, an entity is behind one in proportion to the sum over its anchors. A
-    small network makes probabilities of the sums over entities.
+    entities. Among the doors that can still be its own, an entity is behind one in proportion to the sum over its anchors, and to
+    the probability that no other entity is there. A small network makes probabilities of the sums over entities.
 
     :param config: the arguments of the environment
     :param n_anchors: anchors for each door
@@ -107,13 +108,18 @@ class EvidenceNetwork(nn.Module):
         return (logs + self.correction(th.cat((logs / 4, others), dim=-1))).log_softmax(dim=-1)
 
     def _places(self, heard: th.Tensor, doors: th.Tensor) -> th.Tensor:
-        """Probability that each entity is behind each door, by itself, ``(n, n_entities, n_doors)``."""
+        """Probability that each entity is behind each door, ``(n, n_entities, n_doors)``."""
         forms = (self.anchors[..., :, None] * self.anchors[..., None, :]).flatten(-2)
         scores = (self.bias - 0.5 * th.einsum("nek,dak->neda", heard.flatten(-2), forms)).logsumexp(dim=-1)
         unopened = doors == Door.UNOPENED
         allowed = [unopened | (doors == code) for code in (Door.HAZARD, Door.RESCUED)]
         impossible = ~th.stack(allowed, dim=1)[:, self.is_victim.long()]
-        return scores.masked_fill(impossible, -1e9).softmax(dim=-1)
+        scores = scores.masked_fill(impossible, -1e9)
+        places = scores.softmax(dim=-1)
+        for _ in range(N_EXCLUSIONS):  # a door that is another entity's is not free
+            free = (1 - places.clamp(max=1 - SMALLEST)).log()
+            places = (scores + free.sum(dim=1, keepdim=True) - free).softmax(dim=-1)
+        return places
 
 
 class LearnedRescueBelief(RescueBelief):
