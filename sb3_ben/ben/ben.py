@@ -43,6 +43,7 @@ from sb3_ben.common.objectives import (
     add_noise,
     bellman_target,
     clamp_to_samples,
+    disadvantages,
     kl_estimate,
     msbbe_double,
     msbbe_semi,
@@ -149,6 +150,9 @@ class BEN(OffPolicyAlgorithm):
         the encoder learns from the MSBBE alone
     :param double_q: whether the Q-network chooses the next action that the target network values (double Q-learning), or the
         target network does both
+    :param action_gap: from 0 to below 1: Bellman samples are lowered by this share of what the action is worth less than the best
+        one (Bellemare et al., 2016). Greedy actions and their values stay what they are, and the gap to the others grows by up to
+        1 / (1 - ``action_gap``): for problems where a detour costs little, and errors of Q decide
     :param msbbe: ``"semi"``: semi-gradient to the predictive mean; ``"double"``: the paper's double sampling
     :param elbo: ``"exact"``, or ``"paper"`` for the ELBO as printed (an ablation: its posterior collapses)
     :param bellman_noise: standard deviation of the noise on Bellman samples before their density is taken, in standard
@@ -208,6 +212,7 @@ class BEN(OffPolicyAlgorithm):
         flow_weight: float = 0.25,
         encoder_weight: float = 0.1,
         double_q: bool = False,
+        action_gap: float = 0.0,
         msbbe: str = "semi",
         elbo: str = "exact",
         bellman_noise: float = 0.3,
@@ -262,6 +267,7 @@ class BEN(OffPolicyAlgorithm):
         self.flow_weight = flow_weight
         self.encoder_weight = encoder_weight
         self.double_q = double_q
+        self.action_gap = action_gap
         self.msbbe = msbbe
         self.elbo = elbo
         self.bellman_noise = bellman_noise
@@ -351,6 +357,8 @@ class BEN(OffPolicyAlgorithm):
         for name in ("tau", "gamma", "flow_weight", "encoder_weight", *epsilons):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"`{name}` must lie between 0 and 1, got {getattr(self, name)}")
+        if not 0 <= self.action_gap < 1:
+            raise ValueError(f"`action_gap` must be at least 0 and less than 1, got {self.action_gap}")
 
     def _check_prior(self) -> None:
         """Say at once which parts of the prior do not go together with the rest."""
@@ -670,6 +678,8 @@ class BEN(OffPolicyAlgorithm):
         chosen = (q_values if self.double_q else values)[1:].argmax(dim=-1, keepdim=True)
         next_values = policy.bellman_units.unstandardize(values[1:].gather(-1, chosen)[..., 0])
         b = bellman_target(self._expected_rewards(histories), histories.dones, next_values, self.gamma)
+        if self.action_gap:
+            b = b - self.action_gap * policy.bellman_units.std * disadvantages(values[:-1], histories.actions)
         if policy.bellman_units.count == 0:
             policy.update_bellman_units(b, histories.mask)
         return b

@@ -11,6 +11,7 @@ __all__ = [
     "add_noise",
     "bellman_target",
     "clamp_to_samples",
+    "disadvantages",
     "kl_estimate",
     "msbbe_double",
     "msbbe_semi",
@@ -68,6 +69,15 @@ def bellman_target(reward: Tensor, done: Tensor, next_values: Tensor, gamma: flo
     """
     # where and not a product: values after the end may be anything, even infinite
     return torch.where(done.bool(), reward, reward + gamma * next_values).detach()
+
+
+def disadvantages(values: Tensor, actions: Tensor) -> Tensor:
+    r"""By how much actions are worth less than the best ones, :math:`\max_{a'} Q(h_t, a') - Q(h_t, a_t)`.
+
+    :param values: values of all actions (..., n_actions)
+    :param actions: indices of actions (...)
+    """
+    return values.max(dim=-1).values - values.gather(-1, actions[..., None])[..., 0]
 
 
 def clamp_to_samples(mean: Tensor, b: Tensor, mask: Tensor) -> Tensor:
