@@ -441,6 +441,21 @@ def test_damaged_and_foreign_files(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- errors
 
 
+def test_action_gap_lowers_the_samples_of_other_actions() -> None:
+    model = tiny().learn(64)
+    histories = model.replay_buffer.sample(8)
+    q_values = th.zeros(*histories.previous_actions.shape, 3)
+    plain = model._bellman_samples(histories, q_values)
+    model.action_gap = 0.5
+    lowered = model._bellman_samples(histories, q_values)
+    rewards = model.policy.reward_units.standardize(histories.previous_rewards)
+    with th.no_grad():
+        _, values, _ = model.q_net_target(histories.observations, histories.previous_actions, rewards)
+    best, chosen = values[:-1].max(dim=-1).values, values[:-1].gather(-1, histories.actions[..., None])[..., 0]
+    assert th.allclose(plain - lowered, 0.5 * (best - chosen) * model.policy.bellman_units.std, atol=1e-4)
+    assert (plain > lowered).any()
+
+
 @pytest.mark.parametrize(
     ("kwargs", "name"),
     [
@@ -461,6 +476,7 @@ def test_damaged_and_foreign_files(tmp_path: Path) -> None:
         ({"exploration_final_eps": 2.0}, "exploration_final_eps"),
         ({"flow_weight": 1.1}, "flow_weight"),
         ({"encoder_weight": -0.1}, "encoder_weight"),
+        ({"action_gap": 1.0}, "action_gap"),
         ({"policy_kwargs": {"rnn_type": "transformer"}}, "rnn_type"),
         ({"policy_kwargs": {"aleatoric_layers": 5}}, "aleatoric_layers"),
         ({"policy_kwargs": {"phi_dim": 0}}, "phi_dim"),

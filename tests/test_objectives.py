@@ -16,6 +16,7 @@ from sb3_ben.common.objectives import (
     add_noise,
     bellman_target,
     clamp_to_samples,
+    disadvantages,
     kl_estimate,
     msbbe_double,
     msbbe_semi,
@@ -210,3 +211,23 @@ def test_predictive_means_stay_in_the_range_of_the_samples() -> None:
     b, mask = torch.tensor([-1.0, 2.0, 50.0]), torch.tensor([1.0, 1.0, 0.0])
     means = torch.tensor([-30.0, 0.5, 1e6])
     torch.testing.assert_close(clamp_to_samples(means, b, mask), torch.tensor([-1.0, 0.5, 2.0]))
+
+
+def test_action_gap_grows_and_greedy_values_stay() -> None:
+    """Value iteration on a random MDP of five states and three actions, with and without the larger gap."""
+    generator = torch.Generator().manual_seed(0)
+    chances = torch.rand(5, 3, 5, generator=generator, dtype=torch.float64)
+    chances /= chances.sum(dim=-1, keepdim=True)
+    rewards, gamma, actions = torch.randn(5, 3, generator=generator, dtype=torch.float64), 0.9, torch.arange(3).expand(5, 3)
+    found = {}
+    for gap in (0.0, 0.8):
+        q = torch.zeros(5, 3, dtype=torch.float64)
+        for _ in range(3000):
+            b = rewards + gamma * chances @ q.max(dim=-1).values
+            q = b - gap * disadvantages(q[:, None].expand(5, 3, 3), actions)
+        found[gap] = q
+    plain, wide = found.values()
+    assert torch.allclose(wide.max(dim=-1).values, plain.max(dim=-1).values)
+    assert torch.equal(wide.argmax(dim=-1), plain.argmax(dim=-1))
+    gaps = [disadvantages(q[:, None].expand(5, 3, 3), actions) for q in (plain, wide)]
+    assert torch.allclose(gaps[1], gaps[0] / (1 - 0.8))
