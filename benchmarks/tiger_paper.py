@@ -3,9 +3,9 @@
 python -m benchmarks.tiger_paper [--updates 1 5 10 20 50 100] [--seeds 20] [--tau 0.1] [--imagined 0] [--pretrain 0]
 
 At every time step the agent makes N steps on the MSBBE of its history so far (Adam, learning rate 0.02, GRU of 32 units) and then
-acts greedily; every seed is a new network in a new world. Printed are the returns after each step, mean and median over seeds,
-beside the Bayes-optimal agent and posterior sampling in the same worlds, and how far Q is from the exact action values along the
-optimal agent's path.
+acts greedily; every seed is a new network in a new world. Printed are the returns after each step, median and mean over
+seeds with its 95 % interval, beside the Bayes-optimal agent and posterior sampling in the same worlds, and how far Q is from the
+exact action values along the optimal agent's path.
 
 The paper has no target network (``--tau 1``): the successors of the history are valued by the network that is being learned,
 which has never seen them, and its values run away. What helps more than a target network are histories imagined from the prior
@@ -132,7 +132,8 @@ def oracle_life(oracle: Any, seed: int) -> tuple[np.ndarray, History]:
 
 def report(name: str, rewards: np.ndarray, note: str = "") -> None:
     returns = rewards.cumsum(axis=1)
-    for kind, curve in (("median", np.median(returns, axis=0)), ("mean", returns.mean(axis=0))):
+    half = 1.96 * returns.std(axis=0, ddof=1) / np.sqrt(len(returns)) if len(returns) > 1 else np.full(returns.shape[1], np.nan)
+    for kind, curve in (("median", np.median(returns, axis=0)), ("mean", returns.mean(axis=0)), ("+-", half)):
         print(f"{name:24s}{kind:8s}" + "".join(f"{value:8.1f}" for value in curve) + (note if kind == "mean" else ""), flush=True)
 
 
