@@ -1,9 +1,9 @@
 """What changes of the zoo's hyperparameters do, for any algorithm: on seeds below 100, which no published number uses.
 
-python -m benchmarks.tuning --algo ppo_lstm --env Tiger-v0 --options "" "ent_coef=0.05" "gae_lambda=1.0" [--seeds 1] [--steps 100000]
+python -m benchmarks.tuning --algo ppo_lstm --env Tiger-v0 --options "" "ent_coef=0.05" "gae_lambda=1.0" [--seeds 1]
 
-Every set of options is trained as by the zoo and scored by its mean greedy return in worlds that training has not seen, the same for
-all. The zoo's own search (``python -m rl_zoo3.train -optimize``) is for many trials; this is for a few with a reason.
+Every set of options is trained as by the zoo and scored by its mean greedy return in worlds that training has not seen, the same
+for all. The zoo's own search (``python -m rl_zoo3.train -optimize``) is for many trials; this is for a few with a reason.
 """
 
 from __future__ import annotations
