@@ -47,6 +47,7 @@ SETTINGS: dict[str, Any] = {
     "exploration": "spread",
     "tau": 0.05,
     "action_gap": 0.8,  # without it agents stand before doors that they know are empty, having an error of Q for the better
+    "action_gap_limit": 3.0,  # hazards are bad enough
 }
 # a belief says it all
 MARKOV: dict[str, Any] = {

@@ -452,8 +452,11 @@ def test_action_gap_lowers_the_samples_of_other_actions() -> None:
     with th.no_grad():
         _, values, _ = model.q_net_target(histories.observations, histories.previous_actions, rewards)
     best, chosen = values[:-1].max(dim=-1).values, values[:-1].gather(-1, histories.actions[..., None])[..., 0]
-    assert th.allclose(plain - lowered, 0.5 * (best - chosen) * model.policy.bellman_units.std, atol=1e-4)
+    lacks = (best - chosen) * model.policy.bellman_units.std
+    assert th.allclose(plain - lowered, 0.5 * lacks, atol=1e-4)
     assert (plain > lowered).any()
+    model.action_gap_limit = lacks.max().item() / 2
+    assert th.allclose(plain - model._bellman_samples(histories, q_values), 0.5 * lacks.clamp(max=lacks.max() / 2), atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -477,6 +480,7 @@ def test_action_gap_lowers_the_samples_of_other_actions() -> None:
         ({"flow_weight": 1.1}, "flow_weight"),
         ({"encoder_weight": -0.1}, "encoder_weight"),
         ({"action_gap": 1.0}, "action_gap"),
+        ({"action_gap_limit": 0.0}, "action_gap_limit"),
         ({"policy_kwargs": {"rnn_type": "transformer"}}, "rnn_type"),
         ({"policy_kwargs": {"aleatoric_layers": 5}}, "aleatoric_layers"),
         ({"policy_kwargs": {"phi_dim": 0}}, "phi_dim"),

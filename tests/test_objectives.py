@@ -219,15 +219,20 @@ def test_action_gap_grows_and_greedy_values_stay() -> None:
     chances = torch.rand(5, 3, 5, generator=generator, dtype=torch.float64)
     chances /= chances.sum(dim=-1, keepdim=True)
     rewards, gamma, actions = torch.randn(5, 3, generator=generator, dtype=torch.float64), 0.9, torch.arange(3).expand(5, 3)
-    found = {}
-    for gap in (0.0, 0.8):
+    rewards[0, 0] = -20.0  # a disaster
+    found = []
+    for gap, limit in ((0.0, torch.inf), (0.8, torch.inf), (0.8, 3.0)):
         q = torch.zeros(5, 3, dtype=torch.float64)
         for _ in range(3000):
             b = rewards + gamma * chances @ q.max(dim=-1).values
-            q = b - gap * disadvantages(q[:, None].expand(5, 3, 3), actions)
-        found[gap] = q
-    plain, wide = found.values()
-    assert torch.allclose(wide.max(dim=-1).values, plain.max(dim=-1).values)
-    assert torch.equal(wide.argmax(dim=-1), plain.argmax(dim=-1))
-    gaps = [disadvantages(q[:, None].expand(5, 3, 3), actions) for q in (plain, wide)]
+            q = b - gap * disadvantages(q[:, None].expand(5, 3, 3), actions, limit)
+        found.append(q)
+    plain, wide, limited = found
+    for other in (wide, limited):
+        assert torch.allclose(other.max(dim=-1).values, plain.max(dim=-1).values)
+        assert torch.equal(other.argmax(dim=-1), plain.argmax(dim=-1))
+    gaps = [disadvantages(q[:, None].expand(5, 3, 3), actions) for q in found]
     assert torch.allclose(gaps[1], gaps[0] / (1 - 0.8))
+    # up to the limit as before, beyond it lowered by no more than a share of the limit
+    assert torch.allclose(gaps[2], torch.minimum(gaps[1], gaps[0] + 0.8 * 3.0))
+    assert (gaps[2] < gaps[1] - 1).any()

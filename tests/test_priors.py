@@ -12,7 +12,7 @@ import pytest
 import torch as th
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
 from torch.distributions import Independent, MultivariateNormal, Normal
 
 from sb3_ben import BEN, evaluate_policy, make_vec
@@ -24,7 +24,7 @@ from sb3_ben.common.vec_previous_reward import attach_reward
 from sb3_ben.envs.search_and_rescue import LISTEN, SearchAndRescueConfig, SearchAndRescueEnv, SearchAndRescueVecEnv
 from sb3_ben.envs.tiger import TigerConfig, TigerEnv
 from sb3_ben.oracles.rescue_filter import RescueFilter
-from sb3_ben.oracles.rescue_prior import FAR, RescueBelief, RescueTransitions
+from sb3_ben.oracles.rescue_prior import FAR, RescueBelief, RescueTransitions, exact_filter
 from sb3_ben.oracles.search_and_rescue import BeliefAgent, KnowsTheMap
 from sb3_ben.oracles.tiger import BayesOptimal, action_values, bayes_optimal_values
 from sb3_ben.oracles.tiger_prior import TigerBelief, TigerModel
@@ -543,6 +543,31 @@ def test_priors_over_phi() -> None:
     assert same(parameters_of(inside), parameters_of(tiny(prior=normal(6, 0.5))))
 
 
+def test_priors_made_for_the_environment(tmp_path: Path) -> None:
+    """By a function or its dotted name, also in worker processes; what was made is saved, not how."""
+    name = "sb3_ben.oracles.rescue_prior.exact_filter"
+    subprocesses = SubprocVecEnv([lambda: SearchAndRescueEnv(grid_size=3, n_victims=1, n_hazards=2)] * 2)
+    for prior, env in ((exact_filter, small_rescue()), (name, small_rescue()), (name, subprocesses)):
+        model = tiny("MlpPolicy", env, prior=prior)
+        assert isinstance(model.prior, Prior)
+        assert isinstance(model.known.belief, RescueBelief)
+        assert model.known.belief.config.grid_size == 3
+    subprocesses.close()
+    model.save(tmp_path / "model")
+    assert isinstance(BEN.load(tmp_path / "model").known.belief, RescueBelief)
+    assert tiny(prior=lambda env: normal(6, 0.5)).known.phi is not None
+    for wrong, message in (
+        ("sb3_ben.oracles.rescue_prior.nothing", "package.module.function"),
+        ("nowhere.nothing", "package.module.function"),
+        (lambda env: None, "it made None"),
+        (name, "search and rescue"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            tiny(prior=wrong)
+    with pytest.raises(ValueError, match="give an environment"):
+        Prior.of(name)
+
+
 class Shapeless(TigerBelief):
     def features(self, state: Any) -> Any:
         return super().features(state)[:, :1]
@@ -569,7 +594,8 @@ class OneRow(TigerBelief):
         (lambda: normal(5), r"event shape \(6,\)"),
         (lambda: Normal(th.zeros(6), th.ones(6)), "event shape"),
         (lambda: Independent(Normal(th.full((6,), th.nan), th.ones(6), validate_args=False), 1), "not finite"),
-        (lambda: "uniform", "`prior` must be"),
+        (lambda: 3.0, "`prior` must be"),
+        (lambda: "uniform", "`prior` must name"),
         (lambda: Prior(phi="uniform"), "phi"),  # type: ignore[arg-type]
         (lambda: Prior(transitions=[1, 2]), "transitions"),  # type: ignore[arg-type]
         (lambda: Prior(simulations=TigerEnv), "simulations"),  # type: ignore[arg-type]

@@ -1,5 +1,6 @@
 """The belief about search and rescue that is learned from doors opened at random."""
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from sb3_ben import BEN, evaluate_policy
 from sb3_ben.common.priors import Prior
 from sb3_ben.envs.search_and_rescue import SearchAndRescueConfig, SearchAndRescueVecEnv
 from sb3_ben.oracles.rescue_filter import Door, FilterState, RescueFilter
-from sb3_ben.oracles.rescue_learned import HAZARD, VICTIM, LearnedRescueBelief, Openings, random_openings
+from sb3_ben.oracles.rescue_learned import HAZARD, VICTIM, LearnedRescueBelief, Openings, learned_filter, random_openings
 from tests.test_ben import tiny
 
 SMALL = SearchAndRescueConfig(grid_size=3, n_victims=1, n_hazards=2)
@@ -83,3 +84,16 @@ def test_as_belief_of_an_agent(learned: LearnedRescueBelief, tmp_path: Path) -> 
         worlds.seed(1)
         scores.append(evaluate_policy(agent, worlds, 8, deterministic=True, warn=False, return_episode_rewards=True))
     assert scores[0] == scores[1]
+
+
+def test_as_prior_made_for_the_environment() -> None:
+    """The seed of the model is that of the belief, too."""
+    env = SearchAndRescueVecEnv(4, grid_size=3, n_victims=1, n_hazards=2, horizon=20)
+    prior = functools.partial(learned_filter, n_episodes=20, n_steps=3, n_anchors=2)
+    anchors = []
+    for seed in (0, 0, 1):
+        belief = tiny("MlpPolicy", env, prior=prior, seed=seed).known.belief
+        assert isinstance(belief, LearnedRescueBelief)
+        anchors.append(belief.network.anchors)
+    assert th.equal(anchors[0], anchors[1])
+    assert not th.equal(anchors[0], anchors[2])

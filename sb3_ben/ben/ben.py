@@ -53,6 +53,7 @@ from sb3_ben.common.objectives import (
 from sb3_ben.common.priors import (
     Believed,
     Prior,
+    PriorFactory,
     RewardBelief,
     bellman_means,
     simulate,
@@ -153,6 +154,8 @@ class BEN(OffPolicyAlgorithm):
     :param action_gap: from 0 to below 1: Bellman samples are lowered by this share of what the action is worth less than the best
         one (Bellemare et al., 2016). Greedy actions and their values stay what they are, and the gap to the others grows by up to
         1 / (1 - ``action_gap``): for problems where a detour costs little, and errors of Q decide
+    :param action_gap_limit: the largest difference in value that counts for ``action_gap``, in the units of rewards. What is
+        clearly worse need not be lowered further: where disasters are possible, they would set the scale of all values
     :param msbbe: ``"semi"``: semi-gradient to the predictive mean; ``"double"``: the paper's double sampling
     :param elbo: ``"exact"``, or ``"paper"`` for the ELBO as printed (an ablation: its posterior collapses)
     :param bellman_noise: standard deviation of the noise on Bellman samples before their density is taken, in standard
@@ -160,7 +163,8 @@ class BEN(OffPolicyAlgorithm):
     :param exploration: ``"epsilon"`` (annealed, tossed per environment), ``"spread"`` (a fixed range of epsilons over the
         environments), ``"posterior"`` (one hypothesis per episode) or ``"greedy"`` (the paper)
     :param prior: what is known before the first step: a distribution over phi, or a :class:`~sb3_ben.common.priors.Prior` with
-        any of known transitions, simulations, an exact model and a belief
+        any of known transitions, simulations, an exact model and a belief; or a function that makes one for the environment, or
+        its dotted name (for files of hyperparameters)
     :param stats_window_size: number of episodes that rollout statistics are averaged over
     :param tensorboard_log: the log location for tensorboard (if None, no logging)
     :param policy_kwargs: additional arguments of the policy, see :class:`~sb3_ben.ben.policies.BENPolicy`
@@ -213,11 +217,12 @@ class BEN(OffPolicyAlgorithm):
         encoder_weight: float = 0.1,
         double_q: bool = False,
         action_gap: float = 0.0,
+        action_gap_limit: float = float("inf"),
         msbbe: str = "semi",
         elbo: str = "exact",
         bellman_noise: float = 0.3,
         exploration: str = "epsilon",
-        prior: Prior | Distribution | None = None,
+        prior: Prior | Distribution | PriorFactory | str | None = None,
         stats_window_size: int = 100,
         tensorboard_log: str | None = None,
         policy_kwargs: dict[str, Any] | None = None,
@@ -268,6 +273,7 @@ class BEN(OffPolicyAlgorithm):
         self.encoder_weight = encoder_weight
         self.double_q = double_q
         self.action_gap = action_gap
+        self.action_gap_limit = action_gap_limit
         self.msbbe = msbbe
         self.elbo = elbo
         self.bellman_noise = bellman_noise
@@ -288,7 +294,8 @@ class BEN(OffPolicyAlgorithm):
     # ------------------------------------------------------------------ set-up
 
     def _setup_model(self) -> None:
-        self.known = Prior.of(self.prior)
+        self.set_random_seed(self.seed)  # of what a prior may draw
+        self.prior = self.known = Prior.of(self.prior, self.env)
         self._check_arguments()
         self.replay_buffer_class = self.replay_buffer_class or HistoryReplayBuffer
         if issubclass(self.replay_buffer_class, HistoryReplayBuffer):
@@ -359,6 +366,8 @@ class BEN(OffPolicyAlgorithm):
                 raise ValueError(f"`{name}` must lie between 0 and 1, got {getattr(self, name)}")
         if not 0 <= self.action_gap < 1:
             raise ValueError(f"`action_gap` must be at least 0 and less than 1, got {self.action_gap}")
+        if not self.action_gap_limit > 0:
+            raise ValueError(f"`action_gap_limit` must be positive, got {self.action_gap_limit}")
 
     def _check_prior(self) -> None:
         """Say at once which parts of the prior do not go together with the rest."""
@@ -679,7 +688,8 @@ class BEN(OffPolicyAlgorithm):
         next_values = policy.bellman_units.unstandardize(values[1:].gather(-1, chosen)[..., 0])
         b = bellman_target(self._expected_rewards(histories), histories.dones, next_values, self.gamma)
         if self.action_gap:
-            b = b - self.action_gap * policy.bellman_units.std * disadvantages(values[:-1], histories.actions)
+            values = policy.bellman_units.std * values[:-1]
+            b = b - self.action_gap * disadvantages(values, histories.actions, self.action_gap_limit)
         if policy.bellman_units.count == 0:
             policy.update_bellman_units(b, histories.mask)
         return b

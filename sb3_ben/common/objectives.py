@@ -71,13 +71,14 @@ def bellman_target(reward: Tensor, done: Tensor, next_values: Tensor, gamma: flo
     return torch.where(done.bool(), reward, reward + gamma * next_values).detach()
 
 
-def disadvantages(values: Tensor, actions: Tensor) -> Tensor:
-    r"""By how much actions are worth less than the best ones, :math:`\max_{a'} Q(h_t, a') - Q(h_t, a_t)`.
+def disadvantages(values: Tensor, actions: Tensor, limit: float = torch.inf) -> Tensor:
+    r"""By how much actions are worth less than the best ones, :math:`\min(\max_{a'} Q(h_t, a') - Q(h_t, a_t), l)`.
 
     :param values: values of all actions (..., n_actions)
     :param actions: indices of actions (...)
+    :param limit: l; whatever is worse than that is as bad
     """
-    return values.max(dim=-1).values - values.gather(-1, actions[..., None])[..., 0]
+    return (values.max(dim=-1).values - values.gather(-1, actions[..., None])[..., 0]).clamp(max=limit)
 
 
 def clamp_to_samples(mean: Tensor, b: Tensor, mask: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import gymnasium as gym
@@ -43,6 +44,7 @@ __all__ = [
     "KnownTransitions",
     "Outcomes",
     "Prior",
+    "PriorFactory",
     "RewardBelief",
     "Simulations",
     "Transitions",
@@ -260,17 +262,40 @@ class Prior:
             raise ValueError(f"`transitions` of a prior must be a function n -> Transitions, got {self.transitions!r}")
 
     @classmethod
-    def of(cls, prior: Prior | Distribution | None) -> Prior:
-        """What the argument ``prior`` of the algorithm means: a bare distribution is one over phi."""
+    def of(cls, prior: Prior | Distribution | PriorFactory | str | None, env: VecEnv | None = None) -> Prior:
+        """What the argument ``prior`` of the algorithm means: a bare distribution is one over phi; a function that makes a prior,
+        or its dotted name, is called with the environments."""
+        if isinstance(prior, str):
+            prior = _named(prior)
         if prior is None or isinstance(prior, Prior):
             return prior or cls()
         if isinstance(prior, Distribution):
             return cls(phi=prior)
-        raise ValueError(f"`prior` must be a Prior or a distribution over phi, got {prior!r}")
+        if callable(prior) and not isinstance(prior, type):
+            if env is None:
+                raise ValueError("`prior` is a function of the environment: give an environment, too")
+            made = prior(env)
+            if isinstance(made, (Prior, Distribution)):
+                return cls.of(made)
+            raise ValueError(f"`prior` must make a Prior or a distribution over phi, it made {made!r}")
+        raise ValueError(f"`prior` must be a Prior, a distribution over phi or a function that makes one, got {prior!r}")
 
     @property
     def is_empty(self) -> bool:
         return all(getattr(self, field.name) is None for field in fields(self))
+
+
+#: makes a prior, or a distribution over phi, for given environments
+PriorFactory = Callable[[VecEnv], "Prior | Distribution"]
+
+
+def _named(name: str) -> PriorFactory:
+    """The function with a dotted name."""
+    module, _, function = name.rpartition(".")
+    try:
+        return getattr(import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"`prior` must name a function as package.module.function, got {name!r}: {error}") from error
 
 
 def check_phi_prior(prior: Distribution, phi_dim: int) -> None:

@@ -11,19 +11,39 @@ from typing import NamedTuple
 
 import numpy as np
 import torch as th
+from stable_baselines3.common.vec_env import VecEnv
 from torch import nn
 from torch.nn import functional as F
 from tqdm import tqdm  # type: ignore[import-untyped]
 
+from sb3_ben.common.priors import Prior
 from sb3_ben.envs.search_and_rescue import LISTEN, NO_DOOR, SearchAndRescueConfig, SearchAndRescueVecEnv
 from sb3_ben.oracles.rescue_filter import Door, FilterState
-from sb3_ben.oracles.rescue_prior import RescueBelief
+from sb3_ben.oracles.rescue_prior import RescueBelief, config_of
 
-__all__ = ["EvidenceNetwork", "LearnedRescueBelief", "Openings", "random_openings"]
+__all__ = ["EvidenceNetwork", "LearnedRescueBelief", "Openings", "learned_filter", "random_openings"]
 
 NOTHING, VICTIM, HAZARD = range(3)
 SMALLEST = 1e-4  # probability
 N_EXCLUSIONS = 2  # rounds in which entities make room for each other
+
+
+def learned_filter(
+    env: VecEnv, n_episodes: int = 80_000, n_steps: int = 15_000, n_anchors: int = 16, progress_bar: bool = False
+) -> Prior:
+    """A belief learned from random actions in simulated worlds, for ``BEN(prior=learned_filter)``.
+
+    :param env: environments like which worlds are simulated
+    :param n_episodes: number of simulated episodes of 60 steps
+    :param n_steps: number of gradient steps on what was found
+    :param n_anchors: anchors for each door, see :class:`EvidenceNetwork`
+    :param progress_bar: whether to show a progress bar
+    """
+    config = config_of(env)
+    belief = LearnedRescueBelief(config, n_anchors)
+    openings = random_openings(config, n_episodes, seed=np.random.randint(2**31))
+    belief.fit(openings, n_steps, learning_rate=3e-2, progress_bar=progress_bar)
+    return Prior(belief=belief)
 
 
 class Openings(NamedTuple):
@@ -65,7 +85,8 @@ def random_openings(config: SearchAndRescueConfig, n_episodes: int, n_steps: int
         is_first = (opened != NO_DOOR) & (state.doors[rows, opened] == Door.UNOPENED)
         observations, rewards, _, _ = worlds.step(actions)
         found = np.select([rewards == config.reward_victim, rewards == config.reward_hazard], [VICTIM, HAZARD], NOTHING)
-        parts.append(Openings(*(part[is_first] for part in (state.heard, state.doors, state.gone, opened, found))))
+        heard, doors, gone = (part[is_first].astype(np.float32) for part in (state.heard, state.doors, state.gone))
+        parts.append(Openings(heard, doors, gone, opened[is_first], found[is_first]))
         state = belief.filter.update(state, np.asarray(observations), actions, rewards)
     return Openings(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 

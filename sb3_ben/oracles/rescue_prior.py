@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import numpy as np
+from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_ben.common.priors import BeliefState, Transitions
+from sb3_ben.common.priors import BeliefState, Prior, Transitions
 from sb3_ben.envs.search_and_rescue import DIRECTIONS, LISTEN, NO_DOOR, SearchAndRescueConfig, door_cells
 from sb3_ben.oracles.rescue_filter import FilterState, RescueFilter
 
-__all__ = ["RescueBelief", "RescueTransitions"]
+__all__ = ["RescueBelief", "RescueTransitions", "config_of", "exact_filter"]
 
 MAX_LISTENS = 4  # listens at one place that are told apart
 FAR, NEAR = 0.95, 0.8  # by how much promises fade with every step: such that far doors count, and such that near ones stand out
+
+
+def config_of(env: VecEnv) -> SearchAndRescueConfig:
+    """The arguments of search and rescue environments."""
+    config = env.get_attr("world", [0])[0].config
+    if not isinstance(config, SearchAndRescueConfig):
+        raise ValueError(f"This prior is one for search and rescue, the environment has {config!r}")
+    return config
+
+
+def exact_filter(env: VecEnv, n_points: int | None = None) -> Prior:
+    """The exact filter as a belief, for ``BEN(prior=exact_filter)``; arguments as for :class:`RescueBelief`."""
+    return Prior(belief=RescueBelief(config_of(env), n_points))
 
 
 class RescueBelief:
