@@ -11,15 +11,16 @@ python -m benchmarks.rescue_prior --prior learned --env SearchAndRescue5x5-v0 [-
 - ``belief``: the exact filter in its place
 
 Every episode is a new world drawn from the prior: learning in them is learning from simulations, and the score is zero shot, one
-greedy episode in each of many new worlds, also after each eighth of the steps. ``--update`` goes on learning in the new worlds,
-and ``--train-noise`` learns in worlds with another noise than that of the test. ``hazards learning`` are hazards met per 1000
-steps of training, in its first tenth and overall.
+greedy episode in each of many new worlds. ``--update 4`` goes on learning in four times as many new worlds as run side by side,
+each time from where training ended, and ``--train-noise`` learns in worlds with another noise than that of the test.
+``hazards learning`` are hazards met per 1000 steps of training, in its first tenth and overall.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,12 +29,13 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import VecMonitor
 
+from benchmarks.harness.metrics import play_updating
 from sb3_ben import BEN, evaluate_policy, make_vec
 from sb3_ben.common.extractors import RescueExtractor
-from sb3_ben.common.priors import Prior, Simulations
+from sb3_ben.common.priors import Prior, PriorFactory, Simulations
 from sb3_ben.envs.search_and_rescue import SearchAndRescueConfig
-from sb3_ben.oracles.rescue_learned import LearnedRescueBelief, random_openings
-from sb3_ben.oracles.rescue_prior import RescueBelief, RescueTransitions
+from sb3_ben.oracles.rescue_learned import learned_filter
+from sb3_ben.oracles.rescue_prior import RescueTransitions, exact_filter
 from sb3_ben.oracles.search_and_rescue import BeliefAgent
 
 TEST_SEED = 1_000_000
@@ -65,15 +67,17 @@ RECURRENT: dict[str, Any] = {
 }
 
 
-def make_prior(name: str, env_id: str, config: SearchAndRescueConfig, args: argparse.Namespace, seed: int) -> Prior | None:
+def make_prior(
+    name: str, env_id: str, config: SearchAndRescueConfig, args: argparse.Namespace, seed: int
+) -> Prior | PriorFactory | None:
     if name in ("none", "history-free"):
         return None
     if name == "weak":
         return Prior(transitions=RescueTransitions(config, seed=seed))
     if name == "belief":
-        return Prior(belief=RescueBelief(config, args.points))
+        return partial(exact_filter, n_points=args.points)
     if name == "learned":
-        return Prior(belief=learn_belief(config, args, seed))
+        return partial(learned_filter, n_episodes=args.random_episodes, n_steps=args.belief_steps, n_anchors=args.anchors)
     worlds = Simulations(
         lambda: make_vec(env_id, args.envs, horizon=args.train_horizon),
         BeliefAgent(config),
@@ -83,18 +87,6 @@ def make_prior(name: str, env_id: str, config: SearchAndRescueConfig, args: argp
         fraction=0.25,
     )
     return Prior(simulations=worlds)
-
-
-def learn_belief(config: SearchAndRescueConfig, args: argparse.Namespace, seed: int) -> LearnedRescueBelief:
-    """A belief that knows of the world what random actions found in simulated ones."""
-    th.manual_seed(seed)
-    np.random.seed(seed)
-    belief = LearnedRescueBelief(config, args.anchors)
-    openings = random_openings(config, args.random_episodes, seed=seed)
-    belief.fit(openings, args.belief_steps, learning_rate=3e-2)
-    unseen = belief.score(random_openings(config, 1000, seed=TEST_SEED))
-    print(f"belief: {len(openings.found)} openings in {60 * args.random_episodes} random steps, cross-entropy {unseen:.3f}")
-    return belief
 
 
 def make_model(args: argparse.Namespace, seed: int) -> BEN:
@@ -127,23 +119,6 @@ def score(model: BEN, env_id: str, n_worlds: int) -> dict[str, float]:
     worlds = make_vec(env_id, min(n_worlds, 100), seed=TEST_SEED)
     mean, _ = evaluate_policy(model, worlds, n_worlds, deterministic=True, warn=False, callback=keep)
     return {"return": float(mean), **{name: float(np.mean([info[name] for info in infos])) for name in COUNTS}}
-
-
-def score_while_learning(model: BEN, env_id: str, n_worlds: int) -> dict[str, float]:
-    """The same for agents that go on learning in the new worlds: one greedy episode in each, side by side."""
-    worlds = VecMonitor(make_vec(env_id, model.n_envs, seed=TEST_SEED), info_keywords=COUNTS)
-    model.set_env(worlds)
-    model.exploration, model.learning_starts = "greedy", 0
-    model.lr_schedule = lambda _: 0.05 * model.learning_rate(1.0)  # type: ignore[operator] # as it was at the end of training
-    episodes: list[dict[str, float]] = []
-
-    class Keep(BaseCallback):
-        def _on_step(self) -> bool:
-            episodes.extend(info["episode"] for info in self.locals["infos"] if "episode" in info)
-            return len(episodes) < n_worlds
-
-    model.learn(10**9, Keep())
-    return {name: float(np.mean([episode[name] for episode in episodes[:n_worlds]])) for name in ("r", *COUNTS)}
 
 
 class Checkpoints(BaseCallback):
@@ -179,7 +154,8 @@ def run(args: argparse.Namespace, seed: int) -> None:
     row = f"{args.env:24s}{args.prior:14s}{seed:6d}{args.steps:9d}" + "".join(f"{value:9.3f}" for value in found.values())
     print(f"{row}{cpu:8.0f}   {hazards_while_learning(model, make_vec(args.env, 1).world.config)}", flush=True)
     if args.update:
-        found = score_while_learning(model, args.env, args.worlds)
+        worlds = VecMonitor(make_vec(args.env, model.n_envs, seed=TEST_SEED))
+        found = {name: float(np.mean(values)) for name, values in play_updating(model, worlds, args.update).items()}
         print(f"{'':24s}{'  updating':14s}{seed:6d}{'':9s}" + "".join(f"{value:9.3f}" for value in found.values()), flush=True)
 
 
@@ -203,7 +179,7 @@ def main() -> None:
     parser.add_argument("--anchors", type=int, default=16, help="anchors for each door (learned)")
     parser.add_argument("--learning-rate", type=float, default=7e-4)
     parser.add_argument("--worlds", type=int, default=500)
-    parser.add_argument("--update", action="store_true", help="score agents that go on learning in the new worlds, too")
+    parser.add_argument("--update", type=int, default=0, help="rounds of new worlds to go on learning in, scored too")
     parser.add_argument("--checkpoints", action="store_true", help="print scores in the course of training")
     parser.add_argument("--save", default=None, help="where to save the models, without seed and suffix")
     args = parser.parse_args()

@@ -57,12 +57,16 @@ class Agent:
         ``{make: package.module.function, ...}`` is what the function returns for the remaining keys
     :param cost: CPU time of a step, relative to the algorithm with the zoo's hyperparameters
     :param cpu_seconds: expected CPU time beside that of the steps, such as pre-training
+    :param steps: environment steps of training, where they are not the experiment's
+    :param env_kwargs: arguments in which the environments that it is trained in differ from those that it is evaluated in
     """
 
     algo: str
     hyperparams: Mapping[str, Any] = field(default_factory=dict)
     cost: float = 1.0
     cpu_seconds: float = 0.0
+    steps: int | None = None
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -147,7 +151,9 @@ class Experiment:
         }
         agents = {
             label: dataclasses.replace(
-                agent, hyperparams=_merged(agent.hyperparams, {**SMOKE.get(agent.algo, {}), **smoke.get("hyperparams", {})})
+                agent,
+                steps=None if agent.steps is None else smoke["steps"],
+                hyperparams=_merged(agent.hyperparams, {**SMOKE.get(agent.algo, {}), **_fitting(smoke, agent)}),
             )
             for label, agent in self.agents.items()
         }
@@ -191,6 +197,16 @@ class Job:
         return REFERENCE if self.seed is None else self.experiment.agents[self.agent].algo
 
     @property
+    def steps(self) -> int:
+        """Environment steps of training."""
+        return self.experiment.agents[self.agent].steps or self.experiment.steps
+
+    @property
+    def training_kwargs(self) -> dict[str, Any]:
+        """The arguments of the environments that it is trained in."""
+        return {**self.env.kwargs, **self.experiment.agents[self.agent].env_kwargs}
+
+    @property
     def zoo_seed(self) -> int:
         """The seed as the zoo gets it."""
         assert self.seed is not None, "a reference has no seed"
@@ -206,7 +222,7 @@ class Job:
         measured = costs[self.algo]
         per_step = measured.get(self.env.env_id, measured["default"]) / 1000
         agent = self.experiment.agents[self.agent]
-        return agent.cost * per_step * self.experiment.steps + agent.cpu_seconds
+        return agent.cost * per_step * self.steps + agent.cpu_seconds
 
     def hyperparams(self) -> dict[str, Any]:
         """What replaces the zoo's hyperparameters, with ``policy_kwargs`` complete."""
@@ -225,11 +241,13 @@ class Job:
         if self.seed is None:
             return {**shared, "reference": self.agent, "episodes": self.experiment.evaluation.episodes}
         entry = {name: value for name, value in self.zoo_entry().items() if name != "n_timesteps"}
+        differs = self.training_kwargs != dict(self.env.kwargs)
         return {
             **shared,
+            **({"training_kwargs": self.training_kwargs} if differs else {}),
             "algo": self.algo,
             "hyperparams": {**entry, **self.experiment.agents[self.agent].hyperparams},
-            "steps": self.experiment.steps,
+            "steps": self.steps,
             "seed": self.zoo_seed,
             "evaluation": dataclasses.asdict(self.experiment.evaluation),
             "metrics": list(self.experiment.metrics),
@@ -239,6 +257,16 @@ class Job:
         """A fingerprint of the configuration."""
         text = json.dumps(self.configuration(), sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _fitting(smoke: Mapping[str, Any], agent: Agent) -> dict[str, Any]:
+    """The hyperparameters of a smoke version; dictionaries change what an agent has, and give nothing to those who have none."""
+    changes = smoke.get("hyperparams", {})
+    return {
+        name: change
+        for name, change in changes.items()
+        if not isinstance(change, Mapping) or isinstance(agent.hyperparams.get(name), Mapping)
+    }
 
 
 def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -294,7 +322,7 @@ def load(path: Path) -> Experiment:
 
 def _parsed(declared: dict[str, Any]) -> dict[str, Any]:
     environments = {label: Environment(**entry) for label, entry in declared["environments"].items()}
-    agents = {label: Agent(**entry) for label, entry in declared["agents"].items()}
+    agents = {label: _agent(**entry) for label, entry in declared["agents"].items()}
     return {
         **declared,
         "environments": environments,
@@ -305,6 +333,10 @@ def _parsed(declared: dict[str, Any]) -> dict[str, Any]:
         "metrics": tuple(declared.get("metrics", ())),
         "claims": tuple(_claim(**entry) for entry in declared.get("claims", ())),
     }
+
+
+def _agent(steps: str | float | None = None, **arguments: Any) -> Agent:
+    return Agent(steps=None if steps is None else int(float(steps)), **arguments)
 
 
 def _claim(text: str, source: str, test: str, **arguments: Any) -> Claim:

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.utils import FloatSchedule
+from stable_baselines3.common.vec_env import VecEnv
 
 from benchmarks.harness.training import Manager, Recorder, new_worlds
 from sb3_ben import BEN
-from sb3_ben.common.callbacks import exact_belief, world_of
+from sb3_ben.common.callbacks import episode_statistics, exact_belief, world_of
 from sb3_ben.envs.tiger import OPEN_1, TigerConfig
 
 N_CALIBRATION, N_DRAWS = 100, 256
 LATENCY_ENVS, LATENCY_CALLS = (1, 64), 20
+N_ROUNDS = 4  # of new worlds in which agents go on learning
+FINAL_LEARNING_RATE = 0.05  # in them, relative to that at the start of training
 
 Found = dict[str, Any]
 
@@ -131,4 +139,58 @@ def tiger_belief(draws: np.ndarray, config: TigerConfig) -> np.ndarray:
     return (draws[:, OPEN_1] < (config.reward_tiger + config.reward_gold) / 2).mean(axis=1)
 
 
-METRICS: dict[str, Callable[[BaseAlgorithm, Any, Any], Found]] = {"speed": speed, "calibration": calibration}
+# ---------------------------------------------------------------------- learning on in new worlds
+
+
+def updating(model: BaseAlgorithm, manager: Manager, recorder: Recorder) -> Found:
+    """What BEN achieves in its first episodes in new worlds if it goes on learning in them."""
+    if not isinstance(model, BEN):
+        return {}
+    found = play_updating(model, manager.evaluation_envs(model.n_envs), N_ROUNDS)
+    return {f"updating_{name}": np.array(values) for name, values in found.items()}
+
+
+def play_updating(model: BEN, worlds: VecEnv, n_rounds: int) -> dict[str, list[float]]:
+    """Returns and counts of greedy episodes of agents that go on learning, from where the model is, with what it has replayed.
+
+    A round is one episode in each of the worlds side by side, by one agent; every round starts with the model as it is.
+    """
+    worlds.observation_space = model.observation_space  # whose bounds depend on the noise that the model was trained with
+    file = io.BytesIO()
+    model.save(file)
+    found: dict[str, list[float]] = defaultdict(list)
+    for _ in range(n_rounds):
+        file.seek(0)
+        agent = BEN.load(file, env=worlds)
+        agent.replay_buffer = copy.deepcopy(model.replay_buffer)
+        agent.exploration, agent.learning_starts = "greedy", 0
+        agent.lr_schedule = agent.learning_rate = FloatSchedule(FINAL_LEARNING_RATE * model.lr_schedule(1.0))
+        agent.learn(10**9, _OneEpisodeEach(found))
+    return found
+
+
+class _OneEpisodeEach(BaseCallback):
+    """Collects the first episode of each environment, and ends training after the last of them."""
+
+    def __init__(self, found: dict[str, list[float]]) -> None:
+        super().__init__()
+        self.found = found
+
+    def _on_training_start(self) -> None:
+        self.running = np.ones(self.training_env.num_envs, dtype=bool)
+
+    def _on_step(self) -> bool:
+        for i in np.flatnonzero(self.running & self.locals["dones"]):
+            info = self.locals["infos"][i]
+            self.running[i] = False
+            self.found["return"].append(info["episode"]["r"])
+            for name, value in episode_statistics(info).items():
+                self.found[name].append(value)
+        return bool(self.running.any())
+
+
+METRICS: dict[str, Callable[[BaseAlgorithm, Any, Any], Found]] = {
+    "speed": speed,
+    "calibration": calibration,
+    "updating": updating,
+}

@@ -6,16 +6,13 @@ from functools import partial
 from typing import Any
 
 from benchmarks.harness.references import config_of
-from sb3_ben import make_vec
-from sb3_ben.common.priors import Prior, Simulations
+from sb3_ben.common.priors import Prior, PriorFactory
 from sb3_ben.envs.search_and_rescue import SearchAndRescueConfig
-from sb3_ben.oracles.rescue_prior import RescueBelief, RescueTransitions
-from sb3_ben.oracles.search_and_rescue import KnowsTheMap
+from sb3_ben.oracles.rescue_learned import learned_filter
+from sb3_ben.oracles.rescue_prior import RescueTransitions
 from sb3_ben.oracles.tiger_prior import TigerModel
 
-__all__ = ["rescue_strong", "rescue_weak", "tiger_model"]
-
-N_SIMULATED = 16  # environments side by side
+__all__ = ["rescue_learned", "rescue_weak", "tiger_model"]
 
 
 def tiger_model() -> Prior:
@@ -34,19 +31,6 @@ def rescue_weak(env_id: str) -> Prior:
     return Prior(transitions=RescueTransitions(_rescue_config(env_id)))
 
 
-def rescue_strong(env_id: str, n_steps: int = 100_000, belief: bool = False, **kwargs: Any) -> Prior:
-    """The paper's strong prior: simulated worlds, half of them with a demonstrator who knows the map.
-
-    :param env_id: of the environment
-    :param n_steps: number of simulated steps
-    :param belief: whether the exact filter joins the encoding of the history
-    :param kwargs: arguments in which the simulated worlds differ
-    """
-    simulations = Simulations(
-        make_env=partial(make_vec, env_id, N_SIMULATED, **kwargs),
-        behaviour=KnowsTheMap,
-        n_steps=n_steps,
-        demonstrations=0.5,
-        epsilon=0.1,
-    )
-    return Prior(simulations=simulations, belief=RescueBelief(_rescue_config(env_id)) if belief else None)
+def rescue_learned(**kwargs: Any) -> PriorFactory:
+    """A belief learned from random actions in simulated worlds, with the arguments of ``learned_filter``."""
+    return partial(learned_filter, **kwargs)

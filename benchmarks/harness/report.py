@@ -120,7 +120,20 @@ def metrics_tables(results: Results) -> list[str]:
         tables.append(speed_table(results))
     if any("metric_pit" in record.arrays for runs in results.agents.values() for record in runs.values()):
         tables.append(calibration_table(results))
+    if any("metric_updating_return" in record.arrays for runs in results.agents.values() for record in runs.values()):
+        tables.append(updating_table(results))
     return tables
+
+
+def updating_table(results: Results) -> str:
+    """First episodes in new worlds of agents that go on learning in them."""
+    counts = ["return", *_counts(results)]
+    rows = []
+    for agent, runs in results.agents.items():
+        found = [record for record in runs.values() if "metric_updating_return" in record.arrays]
+        if found:
+            rows.append([agent, *(number(statistics.statistic(found, name, "metric_updating")) for name in counts)])
+    return table(["learning on in the new worlds", *counts], rows)
 
 
 def speed_table(results: Results) -> str:

@@ -80,15 +80,17 @@ class Manager(ExperimentManager):
             job.algo,
             job.env.env_id,
             str(folder / "zoo"),
-            n_timesteps=job.experiment.steps,
+            n_timesteps=job.steps,
             eval_freq=-1,
             hyperparams={name: _made(value) for name, value in job.hyperparams().items()},
-            env_kwargs=dict(job.env.kwargs),
+            env_kwargs=job.training_kwargs,
             trained_agent=trained_agent,
             seed=job.zoo_seed,
             verbose=0,
             device="cpu",
         )
+        # as arguments of the zoo's own, no arguments at all would stand for those of training
+        self._eval_env_kwargs_args = self.eval_env_kwargs = dict(job.env.kwargs)
 
     def create_envs(self, n_envs: int, eval_env: bool = False, no_log: bool = False) -> VecEnv:
         """As the zoo does, without the monitor's file: an open file can be part of no checkpoint."""
@@ -259,7 +261,7 @@ class Recorder(BaseCallback):
             save_checkpoint(self.folder, self.model, self)
             self._saved = time.monotonic()
         if time.monotonic() - self._shown > 1:
-            (self.folder / PROGRESS).write_text(str(self.num_timesteps / self.job.experiment.steps))
+            (self.folder / PROGRESS).write_text(str(self.num_timesteps / self.job.steps))
             self._shown = time.monotonic()
         self._count_time(None)
 
@@ -267,7 +269,7 @@ class Recorder(BaseCallback):
         return self.job.experiment.evaluation.points > 0
 
     def _interval(self) -> float:
-        return self.job.experiment.steps / max(self.job.experiment.evaluation.points, 1)
+        return self.job.steps / max(self.job.experiment.evaluation.points, 1)
 
     def _on_rollout_end(self) -> None:
         self._count_time("collect")
@@ -344,7 +346,7 @@ def train(job: Job, places: Places) -> records.Record:
         restore(last[0], model, recorder)
     before = reset_peak_memory()
     callbacks: Any = [*manager.callbacks, recorder]
-    remaining = job.experiment.steps - model.num_timesteps
+    remaining = job.steps - model.num_timesteps
     model.learn(remaining, callback=callbacks, log_interval=None, reset_num_timesteps=not last)  # type: ignore[arg-type]
     memory = peak_memory() - before
     if recorder.has_curve():

@@ -23,8 +23,12 @@ def config_of(env: VecEnv) -> SearchAndRescueConfig:
     return config
 
 
-def exact_filter(env: VecEnv, n_points: int | None = None) -> Prior:
-    """The exact filter as a belief, for ``BEN(prior=exact_filter)``; arguments as for :class:`RescueBelief`."""
+def exact_filter(env: VecEnv, n_points: int | None = 8) -> Prior:
+    """The exact filter as a belief, for ``BEN(prior=exact_filter)``.
+
+    :param env: search and rescue environments
+    :param n_points: as for :class:`RescueBelief`; a few are enough to act on
+    """
     return Prior(belief=RescueBelief(config_of(env), n_points))
 
 
