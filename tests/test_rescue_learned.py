@@ -6,12 +6,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch as th
+from stable_baselines3.common.callbacks import BaseCallback
 
 from sb3_ben import BEN, evaluate_policy
 from sb3_ben.common.priors import Prior
 from sb3_ben.envs.search_and_rescue import SearchAndRescueConfig, SearchAndRescueVecEnv
 from sb3_ben.oracles.rescue_filter import Door, FilterState, RescueFilter
-from sb3_ben.oracles.rescue_learned import HAZARD, VICTIM, LearnedRescueBelief, Openings, learned_filter, random_openings
+from sb3_ben.oracles.rescue_learned import (
+    HAZARD,
+    NOTHING,
+    VICTIM,
+    LearnedRescueBelief,
+    LearnFromOpenings,
+    Openings,
+    join_openings,
+    learned_filter,
+    random_openings,
+    unlearned_filter,
+)
 from tests.test_ben import tiny
 
 SMALL = SearchAndRescueConfig(grid_size=3, n_victims=1, n_hazards=2)
@@ -97,3 +109,60 @@ def test_as_prior_made_for_the_environment() -> None:
         anchors.append(belief.network.anchors)
     assert th.equal(anchors[0], anchors[1])
     assert not th.equal(anchors[0], anchors[2])
+
+
+def small_env(seed: int = 0) -> SearchAndRescueVecEnv:
+    return SearchAndRescueVecEnv(4, seed=seed, grid_size=3, n_victims=1, n_hazards=2, horizon=20)
+
+
+class Watch(BaseCallback):
+    """Counts what doors held, from the environment's own statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.victims = self.hazards = 0
+
+    def _on_step(self) -> bool:
+        for done, info in zip(self.locals["dones"], self.locals["infos"], strict=True):
+            if done:
+                self.victims += info["victims"]
+                self.hazards += info["hazards"]
+        return True
+
+
+def test_an_agent_learns_its_belief_from_its_own_openings() -> None:
+    """All of them are seen, with what had been heard before; the belief changes and what is replayed before it is forgotten."""
+    model = tiny("MlpPolicy", small_env(), prior=unlearned_filter, learning_starts=410)
+    belief = model.known.belief
+    assert isinstance(belief, LearnedRescueBelief)
+    anchors, watch = belief.network.anchors.detach().clone(), Watch()
+    callback = LearnFromOpenings([400, 480], n_steps=5)
+    model.learn(400, [callback, watch])  # five whole episodes in each of the four environments
+    assert not th.equal(anchors, belief.network.anchors)
+    assert model.replay_buffer.size() == 0
+    data = join_openings(belief.experience)
+    assert (data.found == VICTIM).sum() == watch.victims
+    assert 0 < (data.found == HAZARD).sum() <= watch.hazards  # which hurt as often as their doors are opened
+    assert (data.found == NOTHING).any()
+    assert (data.doors[np.arange(len(data.found)), data.opened] == Door.UNOPENED).all()
+    assert data.heard.any()
+    model.learn(80, callback, reset_num_timesteps=False)
+    assert belief.experience == []
+    with pytest.raises(ValueError, match="LearnedRescueBelief"):
+        tiny("MlpPolicy", small_env()).learn(4, callback)
+
+
+def test_learning_from_openings_goes_on_after_a_save(tmp_path: Path) -> None:
+    """What was found is saved with the model, and episodes that run, as after 96 steps, are followed from where they are."""
+    whole, broken = (
+        tiny("MlpPolicy", small_env(), prior=unlearned_filter, learning_starts=1000).learn(steps, LearnFromOpenings([10_000]))
+        for steps in (160, 96)
+    )
+    broken.save(tmp_path / "model")
+    loaded = BEN.load(tmp_path / "model", env=broken.get_env(), force_reset=False)
+    loaded.learn(64, LearnFromOpenings([10_000]), reset_num_timesteps=False)
+    beliefs = [model.known.belief for model in (whole, loaded)]
+    assert all(isinstance(belief, LearnedRescueBelief) for belief in beliefs)
+    one, other = (join_openings(belief.experience) for belief in beliefs)  # type: ignore[union-attr]
+    assert len(one.found) > 5
+    assert all(np.array_equal(first, second) for first, second in zip(one, other, strict=True))

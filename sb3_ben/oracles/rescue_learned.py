@@ -7,10 +7,13 @@ network knows neither where the doors are nor how readings depend on distances, 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch as th
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 from torch import nn
 from torch.nn import functional as F
@@ -18,10 +21,18 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 from sb3_ben.common.priors import Prior
 from sb3_ben.envs.search_and_rescue import LISTEN, NO_DOOR, SearchAndRescueConfig, SearchAndRescueVecEnv
-from sb3_ben.oracles.rescue_filter import Door, FilterState
+from sb3_ben.oracles.rescue_filter import Door, FilterState, RescueFilter
 from sb3_ben.oracles.rescue_prior import RescueBelief, config_of
 
-__all__ = ["EvidenceNetwork", "LearnedRescueBelief", "Openings", "learned_filter", "random_openings"]
+__all__ = [
+    "EvidenceNetwork",
+    "LearnFromOpenings",
+    "LearnedRescueBelief",
+    "Openings",
+    "learned_filter",
+    "random_openings",
+    "unlearned_filter",
+]
 
 NOTHING, VICTIM, HAZARD = range(3)
 SMALLEST = 1e-4  # probability
@@ -44,6 +55,11 @@ def learned_filter(
     openings = random_openings(config, n_episodes, seed=np.random.randint(2**31))
     belief.fit(openings, n_steps, learning_rate=3e-2, progress_bar=progress_bar)
     return Prior(belief=belief)
+
+
+def unlearned_filter(env: VecEnv, n_anchors: int = 8) -> Prior:
+    """The same with nothing learned yet, for :class:`LearnFromOpenings`."""
+    return Prior(belief=LearnedRescueBelief(config_of(env), n_anchors))
 
 
 class Openings(NamedTuple):
@@ -72,7 +88,7 @@ def random_openings(config: SearchAndRescueConfig, n_episodes: int, n_steps: int
     :param seed: seed of worlds and actions
     """
     belief = RescueBelief(config, n_points=1)  # its memory is used, not its quadrature
-    rows, rng = np.arange(n_episodes), np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     arguments = {name: value for name, value in vars(config).items() if name != "horizon"}
     worlds = SearchAndRescueVecEnv(n_episodes, horizon=n_steps + 1, **arguments)
     worlds.seed(seed)
@@ -81,13 +97,29 @@ def random_openings(config: SearchAndRescueConfig, n_episodes: int, n_steps: int
     parts: list[Openings] = []
     for _ in range(n_steps):
         actions = rng.integers(LISTEN + 1, size=n_episodes)
-        opened = belief.filter.opened_door(state.position, actions)
-        is_first = (opened != NO_DOOR) & (state.doors[rows, opened] == Door.UNOPENED)
         observations, rewards, _, _ = worlds.step(actions)
-        found = np.select([rewards == config.reward_victim, rewards == config.reward_hazard], [VICTIM, HAZARD], NOTHING)
-        heard, doors, gone = (part[is_first].astype(np.float32) for part in (state.heard, state.doors, state.gone))
-        parts.append(Openings(heard, doors, gone, opened[is_first], found[is_first]))
+        parts.append(first_openings(belief.filter, state, actions, rewards))
         state = belief.filter.update(state, np.asarray(observations), actions, rewards)
+    return join_openings(parts)
+
+
+def first_openings(rescue_filter: RescueFilter, state: FilterState, actions: np.ndarray, rewards: np.ndarray) -> Openings:
+    """The doors that actions opened for the first time.
+
+    :param rescue_filter: the filter whose state follows
+    :param state: what was known before the actions
+    :param actions: actions ``(n_envs,)``
+    :param rewards: rewards ``(n_envs,)``
+    """
+    config = rescue_filter.config
+    opened = rescue_filter.opened_door(state.position, actions)
+    is_first = (opened != NO_DOOR) & (state.doors[np.arange(len(actions)), opened] == Door.UNOPENED)
+    found = np.select([rewards == config.reward_victim, rewards == config.reward_hazard], [VICTIM, HAZARD], NOTHING)
+    heard, doors, gone = (part[is_first].astype(np.float32) for part in (state.heard, state.doors, state.gone))
+    return Openings(heard, doors, gone, opened[is_first], found[is_first])
+
+
+def join_openings(parts: Sequence[Openings]) -> Openings:
     return Openings(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
@@ -152,6 +184,7 @@ class LearnedRescueBelief(RescueBelief):
 
     def __init__(self, config: SearchAndRescueConfig, n_anchors: int = 8) -> None:
         self.network = EvidenceNetwork(config, n_anchors)
+        self.experience: list[Openings] = []  # of an agent that has not learned from it yet, see LearnFromOpenings
         super().__init__(config, n_points=1)
 
     def fit(
@@ -200,3 +233,59 @@ class LearnedRescueBelief(RescueBelief):
         found[state.doors != Door.UNOPENED] = 0.0
         found[state.doors == Door.HAZARD, 1] = 1.0
         return found
+
+
+class LearnFromOpenings(BaseCallback):
+    """Teaches the belief of an agent, a :class:`LearnedRescueBelief`, what the agent itself found behind doors: no simulations.
+
+    What has been replayed up to the first time says nothing, so ``learning_starts`` should be a little later, and the agent begin
+    with random actions.
+
+    :param fit_at: numbers of environment steps after which the belief is fitted to all that was found
+    :param n_steps: gradient steps of each fit
+    :param learning_rate: learning rate of each fit, reduced linearly
+    """
+
+    def __init__(self, fit_at: Sequence[int], n_steps: int = 4000, learning_rate: float = 3e-2) -> None:
+        super().__init__()
+        self.fit_at, self.n_steps, self.learning_rate = sorted(fit_at), n_steps, learning_rate
+
+    def _on_training_start(self) -> None:
+        belief = self.model.known.belief  # type: ignore[attr-defined]
+        if not isinstance(belief, LearnedRescueBelief):
+            raise ValueError(f"LearnFromOpenings needs an agent with a LearnedRescueBelief, this one has {belief!r}")
+        self.belief = belief
+        believed = self.model._believed  # type: ignore[attr-defined]
+        state = belief.filter.initial(self.model.n_envs) if believed is None else believed.state
+        starts = np.asarray(self.model._last_episode_starts)
+        self._before = self._restarted(state, np.asarray(self.model._last_obs), starts)
+
+    def _on_step(self) -> bool:
+        found = first_openings(self.belief.filter, self._before, self.locals["actions"], self.locals["rewards"])
+        last_time = self.fit_at[-1]
+        if self.num_timesteps <= last_time:
+            self.belief.experience.append(found)
+        step = self.training_env.num_envs
+        if any(self.num_timesteps - step < time <= self.num_timesteps for time in self.fit_at):
+            self._fit()
+            if self.num_timesteps >= last_time:
+                self.belief.experience.clear()
+        after = self.model._believed.state  # type: ignore[attr-defined]
+        self._before = self._restarted(after, self.locals["new_obs"], self.locals["dones"])
+        return True
+
+    def _fit(self) -> None:
+        data = join_openings(self.belief.experience)
+        loss = self.belief.fit(data, self.n_steps, learning_rate=self.learning_rate)
+        self.logger.record("belief/n_openings", len(data.found))
+        self.logger.record("belief/loss", loss)
+        model = cast(OffPolicyAlgorithm, self.model)
+        if model._n_updates == 0 and model.replay_buffer is not None:
+            model.replay_buffer.reset()
+
+    def _restarted(self, state: Sequence[np.ndarray], observations: np.ndarray, starts: np.ndarray) -> FilterState:
+        """States before the next action, of which some episodes have just begun."""
+        first = self.belief.filter.initial(len(observations))._replace(position=np.asarray(observations)[:, :2].astype(float))
+        return FilterState(
+            *(np.where(starts.reshape(-1, *[1] * (new.ndim - 1)), new, old) for new, old in zip(first, state[:4], strict=True))
+        )
