@@ -334,6 +334,28 @@ def test_overrides_are_merged_with_the_policy_of_the_file() -> None:
     assert "net_arch" in kwargs
 
 
+def test_agents_may_train_longer_and_in_other_worlds_than_they_are_evaluated_in(tmp_path: Path) -> None:
+    agents = {"a": Agent("ben", steps=200, env_kwargs={"sigma_noise": 0.3}), "b": Agent("ben")}
+    experiment = dataclasses.replace(EXPERIMENTS["rescue_zero_shot"], agents=agents)
+    jobs = [Job(experiment, "7x7", agent, 100) for agent in agents]
+    assert [job.steps for job in jobs] == [200, experiment.steps]
+    for job, sigma in zip(jobs, (0.3, 0.1), strict=True):
+        manager = training.Manager(job, tmp_path, None)
+        manager._hyperparams = {}
+        assert manager.n_timesteps == job.steps
+        for is_evaluation, expected in ((False, sigma), (True, 0.1)):
+            worlds = manager.create_envs(1, eval_env=is_evaluation)
+            assert worlds.get_attr("world")[0].config.sigma_noise == expected
+    assert jobs[0].digest() != jobs[1].digest()
+
+
+def test_smoke_versions_change_priors_and_add_none() -> None:
+    agents = EXPERIMENTS["rescue_zero_shot"].agents
+    assert agents["BEN"].hyperparams["prior"]["n_episodes"] == 40
+    assert agents["BEN without history"].hyperparams["prior"] is None
+    assert "prior" not in agents["RecurrentPPO"].hyperparams
+
+
 def test_published_results_belong_to_the_experiments() -> None:
     """Raw files of experiments that have been renamed or of agents that are gone would be dead weight."""
     known = {records.path_of(job, RESULTS) for experiment in load_all().values() for job in experiment.jobs()}
