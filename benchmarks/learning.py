@@ -4,7 +4,8 @@ python -m benchmarks.learning [--env Tiger-v0 ...] [--seeds 10] [--jobs 2] [--op
 
 Every agent is scored by its greedy return after the last step, in worlds that training has not seen; all meet the same ones.
 Where the optimum is known, the score is the optimum plus the mean difference to the optimal agent in these very worlds, which is
-far less noisy than the mean return. The exact values of the oracles follow. CPU seconds are those of training and scoring.
+far less noisy than the mean return. The exact values of the oracles follow. ``learning`` is the mean return of the last 100 episodes
+of training, exploration included. CPU seconds are those of training and scoring.
 """
 
 from __future__ import annotations
@@ -33,11 +34,12 @@ N_EPISODES = {"Tiger-v0": 4096, "BernoulliBandit-v0": 20_000}
 
 
 class Result(NamedTuple):
-    """One training run."""
+    """One training run; ``learning`` is the mean return of its last 100 episodes, exploration included."""
 
     score: float
     cpu_seconds: float
     steps: int
+    learning: float
 
 
 def make(env_id: str, n_envs: int, seed: int) -> VecEnv:
@@ -101,15 +103,16 @@ def train(env_id: str, seed: int, options: dict[str, Any]) -> Result:
     model = BEN(env=worlds, seed=seed, **settings)
     start = time.process_time()
     model.learn(steps)
-    return Result(score(model, env_id), time.process_time() - start, model.num_timesteps)
+    learning = float(np.mean([episode["r"] for episode in model.ep_info_buffer or ()]))
+    return Result(score(model, env_id), time.process_time() - start, model.num_timesteps, learning)
 
 
 def report(env_id: str, name: str, results: list[Result]) -> None:
     scores = np.array([result.score for result in results])
     half = 1.96 * scores.std(ddof=1) / np.sqrt(len(scores)) if len(scores) > 1 else np.nan
-    cpu = np.mean([result.cpu_seconds for result in results])
+    cpu, learning = (np.mean([getattr(result, name) for result in results]) for name in ("cpu_seconds", "learning"))
     row = f"{env_id:24s}{name:28s}{scores.mean():9.3f} +- {half:6.3f}{scores.min():10.3f}{np.median(scores):10.3f}"
-    print(f"{row}{results[0].steps:10,d}{cpu:9.0f}   {' '.join(f'{value:.2f}' for value in scores)}", flush=True)
+    print(f"{row}{learning:10.2f}{results[0].steps:10,d}{cpu:9.0f}   {' '.join(f'{value:.2f}' for value in scores)}", flush=True)
 
 
 def main() -> None:
@@ -121,7 +124,7 @@ def main() -> None:
     parser.add_argument("--options", nargs="+", default=[], help="compare BEN with these arguments instead of the control")
     args = parser.parse_args()
     agents = {options: eval(f"dict({options})") for options in args.options} or AGENTS
-    titles = f"{'mean':>9s} +- {'95 %':>6s}{'worst':>10s}{'median':>10s}{'steps':>10s}{'CPU s':>9s}   all seeds"
+    titles = f"{'mean':>9s} +- {'95 %':>6s}{'worst':>10s}{'median':>10s}{'learning':>10s}{'steps':>10s}{'CPU s':>9s}   all seeds"
     print(f"{'environment':24s}{'agent':28s}{titles}")
     for env_id in args.env:
         for name, options in agents.items():

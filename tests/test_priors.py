@@ -640,6 +640,6 @@ def test_impossible_combinations() -> None:
 
 def test_the_guide_runs(capsys: pytest.CaptureFixture) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (DOCS / "priors.md").read_text(), re.DOTALL)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     exec("\n".join(blocks), {"__name__": "guide"})
     assert float(capsys.readouterr().out) > 11
