@@ -4,8 +4,8 @@ python -m benchmarks.learning [--env Tiger-v0 ...] [--seeds 10] [--jobs 2] [--op
 
 Every agent is scored by its greedy return after the last step, in worlds that training has not seen; all meet the same ones.
 Where the optimum is known, the score is the optimum plus the mean difference to the optimal agent in these very worlds, which is
-far less noisy than the mean return. The exact values of the oracles follow. ``learning`` is the mean return of the last 100 episodes
-of training, exploration included. CPU seconds are those of training and scoring.
+far less noisy than the mean return. The exact values of the oracles follow. ``learning`` is the mean return of the last 100
+episodes of training, exploration included. CPU seconds are those of training and scoring.
 """
 
 from __future__ import annotations
