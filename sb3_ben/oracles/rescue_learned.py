@@ -40,7 +40,7 @@ N_EXCLUSIONS = 2  # rounds in which entities make room for each other
 
 
 def learned_filter(
-    env: VecEnv, n_episodes: int = 80_000, n_steps: int = 15_000, n_anchors: int = 16, progress_bar: bool = False
+    env: VecEnv, n_episodes: int = 80_000, n_steps: int = 15_000, n_anchors: int = 16, progress_bar: bool | None = None
 ) -> Prior:
     """A belief learned from random actions in simulated worlds, for ``BEN(prior=learned_filter)``.
 
@@ -48,7 +48,7 @@ def learned_filter(
     :param n_episodes: number of simulated episodes of 60 steps
     :param n_steps: number of gradient steps on what was found
     :param n_anchors: anchors for each door, see :class:`EvidenceNetwork`
-    :param progress_bar: whether to show a progress bar
+    :param progress_bar: whether to show a progress bar; by default if there is a terminal to show it on
     """
     config = config_of(env)
     belief = LearnedRescueBelief(config, n_anchors)
@@ -188,7 +188,7 @@ class LearnedRescueBelief(RescueBelief):
         super().__init__(config, n_points=1)
 
     def fit(
-        self, data: Openings, n_steps: int, batch_size: int = 256, learning_rate: float = 1e-2, progress_bar: bool = False
+        self, data: Openings, n_steps: int, batch_size: int = 256, learning_rate: float = 1e-2, progress_bar: bool | None = False
     ) -> float:
         """Maximise the likelihood of what was found behind opened doors.
 
@@ -196,13 +196,13 @@ class LearnedRescueBelief(RescueBelief):
         :param n_steps: number of gradient steps
         :param batch_size: doors in each of them
         :param learning_rate: learning rate, reduced linearly
-        :param progress_bar: whether to show a progress bar
+        :param progress_bar: whether to show a progress bar; ``None``: if there is a terminal
         :return: mean negative log-likelihood of the last tenth of the steps
         """
         optimizer = th.optim.Adam(self.network.parameters(), lr=learning_rate, fused=True)
         schedule = th.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.02, n_steps)
         losses = []
-        for _ in tqdm(range(n_steps), disable=not progress_bar):
+        for _ in tqdm(range(n_steps), "learning a belief", disable=None if progress_bar is None else not progress_bar):
             rows = np.random.randint(len(data.found), size=batch_size)
             loss = self._loss(Openings(*(part[rows] for part in data)))
             optimizer.zero_grad()
