@@ -57,8 +57,8 @@ def learned_filter(
     return Prior(belief=belief)
 
 
-def unlearned_filter(env: VecEnv, n_anchors: int = 8) -> Prior:
-    """The same with nothing learned yet, for :class:`LearnFromOpenings`."""
+def unlearned_filter(env: VecEnv, n_anchors: int = 4) -> Prior:
+    """The same with nothing learned yet, for :class:`LearnFromOpenings`, which sees less: fewer anchors do not overfit."""
     return Prior(belief=LearnedRescueBelief(config_of(env), n_anchors))
 
 
