@@ -104,10 +104,11 @@ def test_belief_says_what_doors_promise() -> None:
     tracker = BeliefTracker([belief])
     obs = np.asarray(env.reset())
     believed = tracker.begin(obs)
-    listens, sums, largest, more_sums = (believed.features[0, start : start + 5] for start in (0, 5, 10, 15))
+    listens, visits, sums, largest, more_sums = (believed.features[0, start : start + 5] for start in (0, 5, 10, 15, 20))
     blind = (SMALL.n_victims * 10 - SMALL.n_hazards * 100) / 12
     assert np.isclose(RescueTransitions(SMALL).blind_reward, blind)
     assert not listens.any()
+    assert visits.tolist() == [0, 0, 0, 0, 0.25]
     assert not sums.any()  # no door is worth opening blindly
     assert not largest.any()
     # from the centre of a 3x3 grid two doors of each side are three steps away, at the corners, and the one between them two
@@ -118,14 +119,22 @@ def test_belief_says_what_doors_promise() -> None:
         obs, rewards, _, _ = env.step(np.array([action]))  # type: ignore[assignment]
         believed = tracker.advance(believed.state, np.asarray(obs), np.array([action]), rewards)
     assert believed.features[0, :5].tolist() == [0, 0, 0.5, 0, 0]  # two of four listens, now on the left
-    opens = believed.features[0, 39:43]
+    assert believed.features[0, 5:10].tolist() == [0, 0, 0.25, 0.25, 0.25]  # visits since the last listen; on the right is a wall
+    opens = believed.features[0, 44:48]
     assert opens.tolist() == [0, 0, 0, 1]
     right_door = 3 * 3 + 1
     victim, hazard = believed.state[4][0, right_door]
     assert np.isclose(belief.rewards(believed.state)[0, 3], 10 * victim - 100 * hazard)
-    assert np.isclose(believed.features[0, 38], np.clip(victim - 10 * hazard, -1, 1))
+    assert np.isclose(believed.features[0, 43], np.clip(victim - 10 * hazard, -1, 1))
     assert belief.rewards(believed.state)[0].tolist()[:3] == [0, 0, 0]
     assert belief.rewards(believed.state)[0, LISTEN] == -1
+    for action in (2, 3, 2):  # to and fro teaches nothing, and is not the same state again
+        obs, rewards, _, _ = env.step(np.array([action]))  # type: ignore[assignment]
+        believed = tracker.advance(believed.state, np.asarray(obs), np.array([action]), rewards)
+    assert believed.features[0, 5:10].tolist() == [0, 0, 0, 0.5, 0.75]
+    obs, rewards, _, _ = env.step(np.array([LISTEN]))  # type: ignore[assignment]
+    believed = tracker.advance(believed.state, np.asarray(obs), np.array([LISTEN]), rewards)
+    assert believed.features[0, 5:10].tolist() == [0, 0, 0, 0, 0.25]
 
 
 def test_expected_rewards_are_those_that_come_on_average() -> None:

@@ -12,6 +12,7 @@ from sb3_ben.oracles.rescue_filter import FilterState, RescueFilter
 __all__ = ["RescueBelief", "RescueTransitions", "config_of", "exact_filter"]
 
 MAX_LISTENS = 4  # listens at one place that are told apart
+MAX_VISITS = 4  # visits of one place since the last news that are told apart
 FAR, NEAR = 0.95, 0.8  # by how much promises fade with every step: such that far doors count, and such that near ones stand out
 
 
@@ -37,10 +38,11 @@ class RescueBelief:
 
     A door promises a gain (its expected reward, if that is positive) and information (the gain if one knew what is behind it,
     less that). Both fade with the distance. The features are, for the four cells around the agent and its own: the sum and the
-    maximum over all doors of these promises as they arrive in that cell, and how often the agent listened there; for the four
-    moves: whether it opens a door, and that door's expected reward; the totals; and the place. All are in units of the reward for
-    a victim, or of a size of about one. What is left out is where exactly an entity is thought to be in the square behind its
-    door, and the time: the end of an episode is a time limit.
+    maximum over all doors of these promises as they arrive in that cell, how often the agent listened there, and how often it was
+    there since it last learned anything (or an error of Q would have it walk to and fro for ever); for the four moves: whether it
+    opens a door, and that door's expected reward; the totals; and the place. All are in units of the reward for a victim, or of a
+    size of about one. What is left out is where exactly an entity is thought to be in the square behind its door, and the time:
+    the end of an episode is a time limit.
 
     It knows what reward to expect of each action, so that no sample of b is spoilt by a hazard that was unlikely.
 
@@ -56,19 +58,19 @@ class RescueBelief:
         steps = 1 + np.abs(self.cells[:, None] - door_cells(config.grid_size)[0]).sum(axis=-1)
         self.far, self.near = FAR**steps, NEAR**steps
         self.around = self._cell(np.clip(self.cells[:, None] + DIRECTIONS, -config.half, config.half))
-        self.size = 5 * 7 + 2 * 4 + 5 + len(self.cells)
+        self.size = 5 * 8 + 2 * 4 + 5 + len(self.cells)
         self.unit = abs(config.reward_victim) or 1.0
         self._prior = self._probabilities(self.filter.initial(1))
 
     def initial(self, n_envs: int) -> BeliefState:
-        """The filter's state, the probabilities of a victim and of a hazard at each door, and the listens at each cell."""
-        listens = np.zeros((n_envs, len(self.cells)))
-        return (*self.filter.initial(n_envs), self._prior.repeat(n_envs, axis=0), listens)
+        """The filter's state, the probabilities of a victim and of a hazard at each door, and listens and visits at each cell."""
+        counts = np.zeros((2, n_envs, len(self.cells)))
+        return (*self.filter.initial(n_envs), self._prior.repeat(n_envs, axis=0), *counts)
 
     def update(
         self, state: BeliefState, observations: np.ndarray, previous_actions: np.ndarray, previous_rewards: np.ndarray
     ) -> BeliefState:
-        before, probabilities, listens = FilterState(*state[:4]), state[4], state[5]
+        before, probabilities, listens, visits = FilterState(*state[:4]), *state[4:]
         after = self.filter.update(before, observations, previous_actions, previous_rewards)
         listened = previous_actions == LISTEN
         opened = self.filter.opened_door(before.position, previous_actions) != NO_DOOR
@@ -77,16 +79,19 @@ class RescueBelief:
             probabilities = probabilities.copy()
             probabilities[news] = self._probabilities(FilterState(*(part[news] for part in after)))
         place = self._cell(after.position)[:, None] == np.arange(len(self.cells))
-        return (*after, probabilities, listens + (place & listened[:, None]))
+        is_news = listened | (after.doors != before.doors).any(axis=1)
+        visits = np.where(is_news[:, None], 0, visits) + place
+        return (*after, probabilities, listens + (place & listened[:, None]), visits)
 
     def features(self, state: BeliefState) -> np.ndarray:
-        position, probabilities, listens = state[0], state[4], state[5]
+        position, (probabilities, listens, visits) = state[0], state[4:]
         values = self._door_values(probabilities) / self.unit
         gains = np.maximum(values, 0)
         information = np.maximum(probabilities[..., 0] * self.config.reward_victim / self.unit - gains, 0)
         cell = self._cell(position)
         around = self.around[cell]
-        parts = [np.minimum(np.take_along_axis(listens, around, axis=1) / MAX_LISTENS, 1)]
+        counts = ((listens, MAX_LISTENS), (visits, MAX_VISITS))
+        parts = [np.minimum(np.take_along_axis(count, around, axis=1) / most, 1) for count, most in counts]
         for fading, promises in ((self.far, gains), (self.far, information), (self.near, gains)):
             arriving = fading[around] * promises[:, None]
             parts += [arriving.sum(axis=-1) / 2, arriving.max(axis=-1)]
