@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import yaml
 
+from benchmarks import tuning
 from benchmarks.__main__ import RESULTS, main
 from benchmarks.harness import claims, records, running, statistics, training
 from benchmarks.harness.experiment import FOLDER, Agent, Claim, Job, load, load_all
@@ -354,6 +355,15 @@ def test_smoke_versions_change_priors_and_add_none() -> None:
     assert agents["BEN"].hyperparams["prior"]["n_episodes"] == 40
     assert agents["BEN without history"].hyperparams["prior"] is None
     assert "prior" not in agents["RecurrentPPO"].hyperparams
+
+
+def test_tuning_tries_each_of_the_options(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ["--algo", "bootdqn", "--env", "Tiger-v0", "--steps", "256", "--episodes", "8", "--options", "", "gamma=0.5"]
+    monkeypatch.setattr("sys.argv", ["tuning", *arguments])
+    tuning.main()
+    rows = capsys.readouterr().out.splitlines()[1:]
+    assert [row.rpartition(": ")[2] for row in rows] == ["as they are", "gamma=0.5"]
+    assert all(-500 * 11 <= float(row.split()[2]) <= 110 for row in rows)
 
 
 def test_published_results_belong_to_the_experiments() -> None:
