@@ -64,6 +64,7 @@ def sample_ben_params(trial: optuna.Trial, n_actions: int, n_envs: int, addition
             "bellman_noise": trial.suggest_float("bellman_noise", 0.03, 1.0, log=True),
             "n_posterior_steps": trial.suggest_int("n_posterior_steps", 1, 3),
             "double_q": trial.suggest_categorical("double_q", [False, True]),
+            "action_gap": trial.suggest_categorical("action_gap", [0.0, 0.5, 0.8]),
             "rnn_hidden_size": trial.suggest_categorical("rnn_hidden_size", [32, 64, 128]),
             "prior_spread": trial.suggest_float("prior_spread", 0.1, 2.0, log=True),
         }
