@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import runpy
 import shutil
@@ -25,6 +26,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 import sb3_ben
 from benchmarks.startup import OFFLINE, ROOT, build_wheel, copy_sources, install, make_venv
+from sb3_ben.oracles import rescue_learned
 from sb3_ben.zoo import config_file, register, search
 from sb3_ben.zoo.registration import ALGORITHMS, PREVIOUS_REWARD, hyperparams_folder
 
@@ -131,7 +133,9 @@ def test_conf_is_respected(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("algo", "env_id"), ENTRIES)
-def test_every_entry_makes_a_model(algo: str, env_id: str, tmp_path: Path) -> None:
+def test_every_entry_makes_a_model(algo: str, env_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = functools.partial(rescue_learned.learned_filter, n_episodes=20, n_steps=2)
+    monkeypatch.setattr(rescue_learned, "learned_filter", quick)  # in place of two minutes of learning
     env_id = "Acrobot-v1" if env_id == "default" else env_id
     config = str(ROOT / "hyperparams" / f"{algo}.yml")
     result = make_manager(algo, env_id, tmp_path, config=config, device="cpu").setup_experiment()
