@@ -24,6 +24,7 @@ IMAGES = Path("images", "benchmarks")  # beside the page
 SOURCES = {"paper": "the paper", "ours": "this project"}
 SHOWN_VERSIONS = ("stable_baselines3", "sb3_contrib", "rl_zoo3", "torch")
 LEVELS = (0.5, 0.8, 0.9, 0.95)  # of central intervals, for calibration
+LOWEST = -2.0  # score that figures show
 METRIC_UNITS = {
     "steps_per_second": "environment steps/s",
     "updates_per_second": "gradient steps/s",
@@ -181,7 +182,7 @@ def curves_figure(results: Results, path: Path) -> bool:
             (statistics.greedy_curve(results), "greedy, new worlds"),
             (statistics.learning_curve(results), "while learning"),
         )
-        if curve is not None and all(np.isfinite(values).all() for values in curve.values.values())
+        if curve is not None and _is_in_sight(curve)
     ]
     if not curves:
         return False
@@ -191,6 +192,12 @@ def curves_figure(results: Results, path: Path) -> bool:
     axes[0][0].legend(frameon=False, fontsize="small")
     _save(figure, path)
     return True
+
+
+def _is_in_sight(curve: Curve) -> bool:
+    """Whether a curve is complete, and anything of it not far below all scores that matter."""
+    values = np.concatenate(list(curve.values.values()))
+    return bool(np.isfinite(values).all() and values.max() > LOWEST)
 
 
 def _draw(ax: Any, curve: Curve, agents: list[str], title: str) -> None:
@@ -209,7 +216,7 @@ def _draw(ax: Any, curve: Curve, agents: list[str], title: str) -> None:
         linewidth=1.2,
     )
     ax.set_title(title, fontsize="medium")
-    ax.set_ylim(max(min(float(np.min(values)) for values in curve.values.values()), -2.0) - 0.1, 1.1)
+    ax.set_ylim(max(min(float(np.min(values)) for values in curve.values.values()), LOWEST) - 0.1, 1.1)
     ax.axhline(1, color="black", linewidth=0.8, linestyle=":")
     ax.axhline(0, color="black", linewidth=0.8, linestyle=":")
 
