@@ -247,6 +247,9 @@ def test_verdicts_follow_the_numbers(tiger: statistics.Results, monkeypatch: pyt
     assert holds("increases", agents=["listens", "good"]) is True
     assert holds("increases", agents=["good", "listens"]) is False
     assert holds("improves", agent="good", over=["nobody"]) is None
+    claim = Claim("", "ours", "improves", {"agent": "good", "over": ["listens"]})
+    assert str(claims.decide(claim, experiment, [tiger])) == "**holds** so far (4 of 10 seeds)"
+    assert str(claims.decide(claim, dataclasses.replace(experiment, seeds=4), [tiger])) == "**holds**"
 
 
 def test_curves_are_read_at_the_same_steps(tiger: statistics.Results) -> None:

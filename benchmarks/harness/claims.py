@@ -18,13 +18,15 @@ class Verdict(NamedTuple):
 
     :param holds: whether it holds; ``None`` where the numbers are missing
     :param evidence: the numbers
+    :param note: what is still missing
     """
 
     holds: bool | None
     evidence: str
+    note: str = ""
 
     def __str__(self) -> str:
-        return {True: "**holds**", False: "**does not hold**", None: "not decided"}[self.holds]
+        return {True: "**holds**", False: "**does not hold**", None: "not decided"}[self.holds] + self.note
 
 
 def score_at_least(results: Results, agent: str, iqm: float, low: float = -np.inf, score: str = "greedy") -> Verdict:
@@ -97,4 +99,6 @@ def decide(claim: Claim, experiment: Experiment, found: list[Results]) -> Verdic
     absent = [agent for agent in named if agent is not None and (results is None or agent not in results.agents)]
     if results is None or absent:
         return Verdict(None, "not run")
-    return TESTS[claim.test](results, **arguments)
+    seeds = min(len(results.agents[agent]) for agent in named if agent is not None)
+    note = "" if seeds >= experiment.seeds else f" so far ({seeds} of {experiment.seeds} seeds)"
+    return TESTS[claim.test](results, **arguments)._replace(note=note)
