@@ -135,7 +135,7 @@ def test_conf_is_respected(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("algo", "env_id"), ENTRIES)
 def test_every_entry_makes_a_model(algo: str, env_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quick = functools.partial(rescue_learned.learned_filter, n_episodes=20, n_steps=2)
-    monkeypatch.setattr(rescue_learned, "learned_filter", quick)  # in place of two minutes of learning
+    monkeypatch.setattr(rescue_learned, "learned_filter", quick)  # in place of minutes of learning
     env_id = "Acrobot-v1" if env_id == "default" else env_id
     config = str(ROOT / "hyperparams" / f"{algo}.yml")
     result = make_manager(algo, env_id, tmp_path, config=config, device="cpu").setup_experiment()
