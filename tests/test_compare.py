@@ -119,7 +119,7 @@ def test_an_interrupt_ends_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         return started[-1]
 
     monkeypatch.setattr(compare.subprocess, "Popen", start)
-    monkeypatch.setattr(compare.Run, "command", lambda run: [sys.executable, "-c", "import time; time.sleep(60)"])
+    monkeypatch.setattr(compare.Run, "command", lambda run: [sys.executable, "-c", "import time; time.sleep(600)"])
     assert compare.main([*ARGS, "--logdir", str(tmp_path)]) == 130
     assert len(started) == 1, "those that wait do not start"
     assert started[0].poll() == -signal.SIGTERM
