@@ -295,6 +295,12 @@ def test_single_and_batched_predictions_agree() -> None:
     assert seen == set(range(5))
 
 
+def test_posterior_of_no_episodes() -> None:
+    rescue_filter = RescueFilter(SearchAndRescueConfig(grid_size=3, n_victims=1, n_hazards=2))
+    posterior = rescue_filter.posterior(rescue_filter.initial(0))
+    assert (posterior.entities.shape, posterior.doors.shape) == ((0, 3, 12), (0, 12, 3))
+
+
 def test_posterior_of_the_agent() -> None:
     config = SearchAndRescueConfig(**SMALL)
     agent = BeliefAgent(config)

@@ -137,6 +137,8 @@ def exclusive_marginals(weights: np.ndarray, vacant: np.ndarray) -> np.ndarray:
     :param vacant: weight of nobody behind a door, ``(n_batch, n_doors)``; 0 for a door that must be somebody's
     """
     n_batch, n_entities, n_doors = weights.shape
+    if n_batch == 0:
+        return weights.copy()
     by_door, vacant = np.ascontiguousarray(weights.transpose(2, 1, 0)), np.ascontiguousarray(vacant.T)
     size = max(1, TABLE_SIZE // ((n_doors + 1) * 2**n_entities))
     marginals = [_exclusive_chunk(by_door[..., rows], vacant[:, rows]) for rows in chunks(n_batch, size)]
