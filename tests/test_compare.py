@@ -119,8 +119,12 @@ def test_an_interrupt_ends_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         return started[-1]
 
     monkeypatch.setattr(compare.subprocess, "Popen", start)
-    monkeypatch.setattr(compare.Run, "command", lambda run: [sys.executable, "-c", "import time; time.sleep(600)"])
-    assert compare.main([*ARGS, "--logdir", str(tmp_path)]) == 130
+    monkeypatch.setattr(compare.Run, "command", lambda run: [sys.executable, "-c", "import time; time.sleep(60)"])
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # which background processes ignore
+    try:
+        assert compare.main([*ARGS, "--logdir", str(tmp_path)]) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert len(started) == 1, "those that wait do not start"
     assert started[0].poll() == -signal.SIGTERM
     assert "goes on from here" in capsys.readouterr().out
