@@ -50,7 +50,7 @@ def run(experiments: Sequence[Experiment], args: argparse.Namespace) -> int:
     if args.agents is not None:
         jobs = [job for job in jobs if job.seed is None or job.agent in args.agents]
     todo = running.missing(jobs, args.results)
-    outdated = sum(records.path_of(job, args.results).exists() for job in todo)
+    outdated = sum(bool(records.outdated(job, args.results)) for job in todo)
     note = f", {outdated} of them anew because their settings have changed" if outdated else ""
     print(f"{len(jobs) - len(todo)} of {len(jobs)} jobs are complete, {len(todo)} to run{note}.")
     if not todo:

@@ -13,16 +13,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import joblib
 import numpy as np
 import pytest
 import yaml
 
 from benchmarks import tuning
 from benchmarks.__main__ import RESULTS, main
-from benchmarks.harness import claims, records, running, statistics, training
+from benchmarks.harness import claims, priors, records, running, statistics, training
 from benchmarks.harness.experiment import FOLDER, Agent, Claim, Job, load, load_all
 from benchmarks.harness.training import Places, run_job
-from sb3_ben import make_vec
+from sb3_ben import BEN, make_vec
 
 pytestmark = pytest.mark.xdist_group("benchmarks")  # one process, since many look at the same results
 EXPERIMENTS = {name: experiment.as_smoke() for name, experiment in load_all().items()}
@@ -281,6 +282,35 @@ def test_damaged_record_counts_as_missing(tmp_path: Path) -> None:
     path.parent.mkdir(parents=True)
     path.write_bytes(b"")
     assert records.find(job, tmp_path) is None
+
+
+def test_jobs_that_differ_in_their_labels_alone_share_a_record(tmp_path: Path) -> None:
+    job, longer = job_of("BEN", 160), job_of("BEN", 168)
+    experiment = dataclasses.replace(job.experiment, name="another", agents={"the same": job.experiment.agents["BEN"]})
+    same = dataclasses.replace(job, experiment=experiment, agent="the same")
+    assert running.missing([job, same, longer], tmp_path) == [job, longer]
+    records.write(records.path_of(job, tmp_path), records.Record({"found": 1}))
+    found = records.find(same, tmp_path)
+    assert found is not None
+    assert found.meta == {"found": 1}
+    assert running.missing([job, same, longer], tmp_path) == [longer]
+    assert records.outdated(longer, tmp_path) == [records.path_of(job, tmp_path)]
+    assert records.outdated(same, tmp_path) == []
+
+
+def test_learned_beliefs_are_learned_once_for_a_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def learn(config: Any, seed: int, **kwargs: Any) -> Any:
+        calls.append(seed)
+        return priors.learned_belief(config, **kwargs)
+
+    monkeypatch.setattr(priors, "_learned_once", joblib.Memory(tmp_path, verbose=0).cache(learn))
+    env = make_vec("SearchAndRescue-v0", 2, grid_size=3, n_victims=1, n_hazards=1)
+    for seed in (0, 0, 1):
+        model = BEN("MlpPolicy", env, seed=seed, prior=priors.rescue_learned(n_episodes=20, n_steps=2, n_anchors=2))
+        assert model.known.belief is not None
+    assert len(calls) == 2
 
 
 def test_failing_job_is_reported_and_leaves_no_record(tmp_path: Path) -> None:

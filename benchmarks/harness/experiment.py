@@ -185,8 +185,12 @@ class Job:
     @property
     def name(self) -> str:
         """A path that is unique among all jobs."""
-        last = REFERENCE if self.seed is None else str(self.seed)
-        return "/".join(_slug(part) for part in (self.experiment.name, self.environment, self.agent, last))
+        return "/".join(_slug(part) for part in (self.experiment.name, self.environment, self.agent, self.seed_name))
+
+    @property
+    def seed_name(self) -> str:
+        """The last part of the name."""
+        return REFERENCE if self.seed is None else str(self.seed)
 
     @property
     def env(self) -> Environment:

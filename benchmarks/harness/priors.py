@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
+
+import numpy as np
+from joblib import Memory
+from stable_baselines3.common.utils import set_random_seed
+from stable_baselines3.common.vec_env import VecEnv
 
 from benchmarks.harness.references import config_of
 from sb3_ben.common.priors import Prior, PriorFactory
 from sb3_ben.envs.search_and_rescue import SearchAndRescueConfig
-from sb3_ben.oracles.rescue_learned import learned_filter
+from sb3_ben.oracles.rescue_learned import LearnedRescueBelief, learned_belief
 from sb3_ben.oracles.rescue_prior import RescueTransitions
+from sb3_ben.oracles.rescue_prior import config_of as config_of_env
 from sb3_ben.oracles.tiger_prior import TigerModel
 
 __all__ = ["rescue_learned", "rescue_weak", "tiger_model"]
+
+#: what was learned before: agents of one seed that differ in how they act can start with the same belief
+MEMORY = Memory(Path(__file__).resolve().parent.parent.parent / "results" / "beliefs", verbose=0)
 
 
 def tiger_model() -> Prior:
@@ -32,5 +42,15 @@ def rescue_weak(env_id: str) -> Prior:
 
 
 def rescue_learned(**kwargs: Any) -> PriorFactory:
-    """A belief learned from random actions in simulated worlds, with the arguments of ``learned_filter``."""
-    return partial(learned_filter, **kwargs)
+    """A belief learned from random actions in simulated worlds, with the arguments of ``learned_belief``."""
+    return partial(_learned_prior, **kwargs)
+
+
+def _learned_prior(env: VecEnv, **kwargs: Any) -> Prior:
+    return Prior(belief=_learned_once(config_of_env(env), int(np.random.randint(2**31)), **kwargs))
+
+
+@MEMORY.cache
+def _learned_once(config: SearchAndRescueConfig, seed: int, **kwargs: Any) -> LearnedRescueBelief:
+    set_random_seed(seed)
+    return learned_belief(config, **kwargs)

@@ -20,6 +20,7 @@ import numpy as np
 from benchmarks.harness.experiment import Job
 
 PACKAGES = ("sb3_ben", "stable_baselines3", "sb3_contrib", "rl_zoo3", "gymnasium", "torch", "zuko", "numpy")
+SUFFIX = ".npz.xz"
 
 
 @dataclass
@@ -83,17 +84,23 @@ def read(path: Path) -> Record:
 
 
 def path_of(job: Job, results: Path) -> Path:
-    """Where the record of a job is kept."""
-    return results / f"{job.name}.npz.xz"
+    """Where the record of a job is kept. Its name ends with the fingerprint of the configuration, by which others find it."""
+    return results / f"{job.name}-{job.digest()}{SUFFIX}"
 
 
 def find(job: Job, results: Path) -> Record | None:
-    """The record of a job, if there is one that was made with its configuration."""
-    try:
-        record = read(path_of(job, results))
-    except (FileNotFoundError, lzma.LZMAError, ValueError):
-        return None
-    return record if record.meta["digest"] == job.digest() else None
+    """The record of a job: its own, or that of another experiment's job with the very same configuration."""
+    own = path_of(job, results)
+    for path in (own, *sorted(results.glob(f"**/*-{job.digest()}{SUFFIX}"))):
+        with contextlib.suppress(FileNotFoundError, lzma.LZMAError, ValueError):
+            return read(path)
+    return None
+
+
+def outdated(job: Job, results: Path) -> list[Path]:
+    """Records of the job with other settings than it has now."""
+    own = path_of(job, results)
+    return [path for path in own.parent.glob(f"{job.seed_name}-*{SUFFIX}") if path != own]
 
 
 def provenance() -> dict[str, Any]:

@@ -67,8 +67,9 @@ def _connect_to_dask(stack: contextlib.ExitStack, address: str | None) -> None:
 
 
 def missing(jobs: Sequence[Job], results: Path) -> list[Job]:
-    """The jobs that have no record yet, or one that was made with another configuration."""
-    return [job for job in jobs if records.find(job, results) is None]
+    """The jobs that have no record yet; of those that are the same but for their labels, the first."""
+    different = {job.digest(): job for job in reversed(jobs)}
+    return [job for job in jobs if different[job.digest()] is job and records.find(job, results) is None]
 
 
 def share_done(job: Job, places: Places) -> float:

@@ -399,6 +399,8 @@ def run_job(job: Job, places: Places) -> str | None:
             **records.provenance(),
         }
         records.write(records.path_of(job, places.results), record)
+        for path in records.outdated(job, places.results):
+            path.unlink(missing_ok=True)
     except Exception:
         return f"{job.name} failed:\n{traceback.format_exc()}"
     shutil.rmtree(folder, ignore_errors=True)

@@ -8,7 +8,7 @@ network knows neither where the doors are nor how readings depend on distances, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch as th
@@ -29,6 +29,7 @@ __all__ = [
     "LearnFromOpenings",
     "LearnedRescueBelief",
     "Openings",
+    "learned_belief",
     "learned_filter",
     "random_openings",
     "unlearned_filter",
@@ -39,22 +40,35 @@ SMALLEST = 1e-4  # probability
 N_EXCLUSIONS = 2  # rounds in which entities make room for each other
 
 
-def learned_filter(
-    env: VecEnv, n_episodes: int = 80_000, n_steps: int = 15_000, n_anchors: int = 16, progress_bar: bool | None = None
-) -> Prior:
+def learned_filter(env: VecEnv, progress_bar: bool | None = None, **kwargs: Any) -> Prior:
     """A belief learned from random actions in simulated worlds, for ``BEN(prior=learned_filter)``.
 
     :param env: environments like which worlds are simulated
+    :param progress_bar: whether to show a progress bar; by default if there is a terminal to show it on
+    :param kwargs: further arguments of :func:`learned_belief`
+    """
+    return Prior(belief=learned_belief(config_of(env), progress_bar=progress_bar, **kwargs))
+
+
+def learned_belief(
+    config: SearchAndRescueConfig,
+    n_episodes: int = 80_000,
+    n_steps: int = 15_000,
+    n_anchors: int = 16,
+    progress_bar: bool | None = False,
+) -> LearnedRescueBelief:
+    """A belief learned from random actions in simulated worlds.
+
+    :param config: the arguments of the environment
     :param n_episodes: number of simulated episodes of 60 steps
     :param n_steps: number of gradient steps on what was found
     :param n_anchors: anchors for each door, see :class:`EvidenceNetwork`
-    :param progress_bar: whether to show a progress bar; by default if there is a terminal to show it on
+    :param progress_bar: whether to show a progress bar; ``None``: if there is a terminal
     """
-    config = config_of(env)
     belief = LearnedRescueBelief(config, n_anchors)
     openings = random_openings(config, n_episodes, seed=np.random.randint(2**31))
     belief.fit(openings, n_steps, learning_rate=3e-2, progress_bar=progress_bar)
-    return Prior(belief=belief)
+    return belief
 
 
 def unlearned_filter(env: VecEnv, n_anchors: int = 4) -> Prior:
@@ -163,7 +177,10 @@ class EvidenceNetwork(nn.Module):
     def _places(self, heard: th.Tensor, doors: th.Tensor) -> th.Tensor:
         """Probability that each entity is behind each door, ``(n, n_entities, n_doors)``."""
         forms = (self.anchors[..., :, None] * self.anchors[..., None, :]).flatten(-2)
-        scores = (self.bias - 0.5 * th.einsum("nek,dak->neda", heard.flatten(-2), forms)).logsumexp(dim=-1)
+        sums = heard.reshape(1, -1, forms.shape[-1]).expand(forms.shape[1], -1, -1)
+        # anchors first: sums over a short last dimension took most of the time
+        by_anchor = th.baddbmm(self.bias.T[:, None], sums, forms.permute(1, 2, 0), alpha=-0.5)
+        scores = by_anchor.logsumexp(dim=0).view(*heard.shape[:2], -1)
         unopened = doors == Door.UNOPENED
         allowed = [unopened | (doors == code) for code in (Door.HAZARD, Door.RESCUED)]
         impossible = ~th.stack(allowed, dim=1)[:, self.is_victim.long()]
