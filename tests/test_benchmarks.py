@@ -244,6 +244,10 @@ def test_verdicts_follow_the_numbers(tiger: statistics.Results, monkeypatch: pyt
     assert holds("score_at_least", agent="listens", iqm=0.95) is False
     assert holds("improves", agent="good", over=["listens"]) is True
     assert holds("improves", agent="listens", over=["good"]) is False
+    assert holds("no_worse", agent="good", than="listens") is True
+    assert holds("no_worse", agent="good", than="good") is True
+    assert holds("no_worse", agent="listens", than="good") is False
+    assert holds("no_worse", agent="good", than="nobody") is None
     assert holds("statistic_between", agent="listens", name="return", low=-12, high=-10) is True
     assert holds("increases", agents=["listens", "good"]) is True
     assert holds("increases", agents=["good", "listens"]) is False
@@ -311,6 +315,21 @@ def test_learned_beliefs_are_learned_once_for_a_seed(tmp_path: Path, monkeypatch
         model = BEN("MlpPolicy", env, seed=seed, prior=priors.rescue_learned(n_episodes=20, n_steps=2, n_anchors=2))
         assert model.known.belief is not None
     assert len(calls) == 2
+
+
+def test_environments_of_others_have_fixed_scales_and_no_references() -> None:
+    experiment = EXPERIMENTS["cart_pole"]
+    assert all(job.seed is not None for job in experiment.jobs())
+    run = records.Record({}, {"eval_return": np.array([250.0])})
+    results = statistics.Results(experiment, "CartPole", {"BEN": {100: run}}, {})
+    assert results.normalised(results.greedy(run)) == 0.5
+
+
+def test_references_belong_to_their_environments() -> None:
+    references = {(job.environment, job.agent) for job in load_all()["exploration"].jobs() if job.seed is None}
+    assert ("Tiger", "always listens") in references
+    assert ("bandit", "random") in references
+    assert ("bandit", "always listens") not in references
 
 
 def test_failing_job_is_reported_and_leaves_no_record(tmp_path: Path) -> None:

@@ -42,6 +42,14 @@ def improves(results: Results, agent: str, over: list[str], probability: float =
     return Verdict(all(interval.value > probability for interval in found.values()), evidence)
 
 
+def no_worse(results: Results, agent: str, than: str, score: str = "greedy") -> Verdict:
+    """The numbers do not show that runs of one agent score lower than those of another: even odds are not above the interval."""
+    found = statistics.improvement(results, agent, than, score)
+    means = statistics.mean(results, score)
+    evidence = f"P({agent} > {than}) = {found}; means {means[agent]} and {means[than]}"
+    return Verdict(found.high >= 0.5, evidence)
+
+
 def statistic_between(
     results: Results, agent: str, name: str, low: float = -np.inf, high: float = np.inf, stage: str = "eval"
 ) -> Verdict:
@@ -85,7 +93,7 @@ def metric_ratio(results: Results, agent: str, over: str, metric: str, low: floa
 
 TESTS: dict[str, Callable[..., Verdict]] = {
     function.__name__: function
-    for function in (score_at_least, improves, statistic_between, statistic_ratio, increases, covers, metric_ratio)
+    for function in (score_at_least, improves, no_worse, statistic_between, statistic_ratio, increases, covers, metric_ratio)
 }
 
 
@@ -94,7 +102,7 @@ def decide(claim: Claim, experiment: Experiment, found: list[Results]) -> Verdic
     arguments: dict[str, Any] = dict(claim.arguments)
     label = arguments.pop("environment", next(iter(experiment.environments)))
     results = next((results for results in found if results.environment == label), None)
-    named = [arguments.get("agent"), *arguments.get("agents", ())]
+    named = [arguments.get("agent"), arguments.get("than"), *arguments.get("agents", ())]
     named += arguments["over"] if isinstance(arguments.get("over"), list) else [arguments.get("over")]
     absent = [agent for agent in named if agent is not None and (results is None or agent not in results.agents)]
     if results is None or absent:

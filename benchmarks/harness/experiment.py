@@ -134,8 +134,13 @@ class Experiment:
 
     def jobs(self) -> list[Job]:
         """All jobs, seed by seed, so that what is there after half of the time can be compared."""
+        from benchmarks.harness.references import has_reference
+
         references = [
-            Job(self, environment, reference, None) for environment in self.environments for reference in self.references
+            Job(self, label, reference, None)
+            for label, environment in self.environments.items()
+            for reference in self.references
+            if has_reference(reference, environment.env_id)
         ]
         seeds = range(FIRST_TEST_SEED, FIRST_TEST_SEED + self.seeds)
         return references + [

@@ -42,21 +42,23 @@ SCALE: dict[type[WorldConfig], tuple[str, str]] = {
     SearchAndRescueConfig: ("never opens", "exact belief"),
     BanditConfig: ("random", "Bayes-optimal"),
 }
+#: environments of others, where no references are known: the returns that score 0 and 1
+BOUNDS = {"CartPole-v1": (0.0, 500.0), "CartPoleNoVel-v1": (0.0, 500.0)}
 
 
 class World(NamedTuple):
-    """What is known of an environment of ours.
+    """What is known of an environment.
 
-    :param config: its arguments
     :param zero: the reference that scores 0
     :param one: the reference that scores 1
     :param exact: the expected return of the latter, where it can be computed
+    :param bounds: the returns that score 0 and 1, where there are no references
     """
 
-    config: WorldConfig
-    zero: str
-    one: str
-    exact: float | None
+    zero: str = ""
+    one: str = ""
+    exact: float | None = None
+    bounds: tuple[float, float] | None = None
 
 
 def config_of(env_id: str, kwargs: dict[str, Any]) -> WorldConfig:
@@ -77,6 +79,13 @@ def make_reference(name: str, config: WorldConfig) -> Any:
 
 
 def world(env_id: str, kwargs: dict[str, Any]) -> World:
-    """What is known of an environment of ours."""
+    """What is known of an environment."""
+    if env_id in BOUNDS:
+        return World(bounds=BOUNDS[env_id])
     config = config_of(env_id, kwargs)
-    return World(config, *SCALE[type(config)], exact_return(config))
+    return World(*SCALE[type(config)], exact_return(config))
+
+
+def has_reference(name: str, env_id: str) -> bool:
+    """Whether a reference knows the problem."""
+    return env_id in ENVIRONMENTS and name in REFERENCES[type(config_of(env_id, {}))]

@@ -85,7 +85,8 @@ def scores_table(results: Results) -> str:
 
 def _counts(results: Results) -> list[str]:
     """What the environment counts."""
-    return next(iter(results.references.values())).statistics()
+    records = [*results.references.values(), *(record for runs in results.agents.values() for record in runs.values())]
+    return records[0].statistics()
 
 
 def _reference_row(results: Results, name: str, counts: Sequence[str]) -> list[str]:

@@ -63,6 +63,8 @@ class Results:
     def zero_and_one(self) -> tuple[float, float]:
         """The mean returns that are scored 0 and 1."""
         known = self.world
+        if known.bounds is not None:
+            return known.bounds
         zero, one = (float(self.references[name].arrays["eval_return"].mean()) for name in (known.zero, known.one))
         return zero, one if known.exact is None else known.exact
 
@@ -130,7 +132,8 @@ def _file(results: Results, job: Job, record: Record) -> None:
 
 
 def _has_scale(results: Results) -> bool:
-    return {results.world.zero, results.world.one} <= set(results.references)
+    known = results.world
+    return known.bounds is not None or {known.zero, known.one} <= set(results.references)
 
 
 # ---------------------------------------------------------------------- estimates
