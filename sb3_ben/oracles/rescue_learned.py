@@ -7,7 +7,8 @@ network knows neither where the doors are nor how readings depend on distances, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -219,15 +220,16 @@ class LearnedRescueBelief(RescueBelief):
         optimizer = th.optim.Adam(self.network.parameters(), lr=learning_rate, fused=True)
         schedule = th.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.02, n_steps)
         losses = []
-        for _ in tqdm(range(n_steps), "learning a belief", disable=None if progress_bar is None else not progress_bar):
-            rows = np.random.randint(len(data.found), size=batch_size)
-            loss = self._loss(Openings(*(part[rows] for part in data)))
-            optimizer.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(self.network.parameters(), 10.0)
-            optimizer.step()
-            schedule.step()
-            losses.append(loss.item())
+        with _without_denormals():
+            for _ in tqdm(range(n_steps), "learning a belief", disable=None if progress_bar is None else not progress_bar):
+                rows = np.random.randint(len(data.found), size=batch_size)
+                loss = self._loss(Openings(*(part[rows] for part in data)))
+                optimizer.zero_grad()
+                loss.backward()
+                nn.utils.clip_grad_norm_(self.network.parameters(), 10.0)
+                optimizer.step()
+                schedule.step()
+                losses.append(loss.item())
         self._prior = self._probabilities(self.filter.initial(1))
         return float(np.mean(losses[-max(n_steps // 10, 1) :]))
 
@@ -250,6 +252,17 @@ class LearnedRescueBelief(RescueBelief):
         found[state.doors != Door.UNOPENED] = 0.0
         found[state.doors == Door.HAZARD, 1] = 1.0
         return found
+
+
+@contextlib.contextmanager
+def _without_denormals() -> Iterator[None]:
+    """Take numbers too small for full precision as zero: places that are all but excluded made learning half as fast."""
+    is_set = bool(th.tensor([1e-39]) * 0.5 == 0)
+    th.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        th.set_flush_denormal(is_set)
 
 
 class LearnFromOpenings(BaseCallback):
