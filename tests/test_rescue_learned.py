@@ -19,6 +19,7 @@ from sb3_ben.oracles.rescue_learned import (
     LearnedRescueBelief,
     LearnFromOpenings,
     Openings,
+    _LogSumExp,
     join_openings,
     learned_filter,
     random_openings,
@@ -166,3 +167,12 @@ def test_learning_from_openings_goes_on_after_a_save(tmp_path: Path) -> None:
     one, other = (join_openings(belief.experience) for belief in beliefs)  # type: ignore[union-attr]
     assert len(one.found) > 5
     assert all(np.array_equal(first, second) for first, second in zip(one, other, strict=True))
+
+
+def test_log_sum_exp_is_torchs_own() -> None:
+    x = (100 * th.randn(5, 3, 4, dtype=th.float64)).requires_grad_()
+    weights = th.randn(3, 4, dtype=th.float64)
+    ours, theirs = _LogSumExp.apply(x), x.logsumexp(dim=0)
+    th.testing.assert_close(ours, theirs)
+    gradients = [th.autograd.grad((weights * value).sum(), x, retain_graph=True)[0] for value in (ours, theirs)]
+    th.testing.assert_close(*gradients)

@@ -7,8 +7,7 @@ network knows neither where the doors are nor how readings depend on distances, 
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -38,6 +37,7 @@ __all__ = [
 
 NOTHING, VICTIM, HAZARD = range(3)
 SMALLEST = 1e-4  # probability
+CUT_OFF = -25.0  # log-likelihoods further below the largest count as this: numbers of no weight, and too small to be computed fast
 N_EXCLUSIONS = 2  # rounds in which entities make room for each other
 
 
@@ -181,11 +181,12 @@ class EvidenceNetwork(nn.Module):
         sums = heard.reshape(1, -1, forms.shape[-1]).expand(forms.shape[1], -1, -1)
         # anchors first: sums over a short last dimension took most of the time
         by_anchor = th.baddbmm(self.bias.T[:, None], sums, forms.permute(1, 2, 0), alpha=-0.5)
-        scores = by_anchor.logsumexp(dim=0).view(*heard.shape[:2], -1)
+        scores = _LogSumExp.apply(by_anchor).view(*heard.shape[:2], -1)
         unopened = doors == Door.UNOPENED
         allowed = [unopened | (doors == code) for code in (Door.HAZARD, Door.RESCUED)]
         impossible = ~th.stack(allowed, dim=1)[:, self.is_victim.long()]
         scores = scores.masked_fill(impossible, -1e9)
+        scores = (scores - scores.detach().amax(dim=-1, keepdim=True)).clamp_min(CUT_OFF)
         places = scores.softmax(dim=-1)
         for _ in range(N_EXCLUSIONS):  # a door that is another entity's is not free
             free = (1 - places.clamp(max=1 - SMALLEST)).log()
@@ -220,16 +221,15 @@ class LearnedRescueBelief(RescueBelief):
         optimizer = th.optim.Adam(self.network.parameters(), lr=learning_rate, fused=True)
         schedule = th.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.02, n_steps)
         losses = []
-        with _without_denormals():
-            for _ in tqdm(range(n_steps), "learning a belief", disable=None if progress_bar is None else not progress_bar):
-                rows = np.random.randint(len(data.found), size=batch_size)
-                loss = self._loss(Openings(*(part[rows] for part in data)))
-                optimizer.zero_grad()
-                loss.backward()
-                nn.utils.clip_grad_norm_(self.network.parameters(), 10.0)
-                optimizer.step()
-                schedule.step()
-                losses.append(loss.item())
+        for _ in tqdm(range(n_steps), "learning a belief", disable=None if progress_bar is None else not progress_bar):
+            rows = np.random.randint(len(data.found), size=batch_size)
+            loss = self._loss(Openings(*(part[rows] for part in data)))
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(self.network.parameters(), 10.0)
+            optimizer.step()
+            schedule.step()
+            losses.append(loss.item())
         self._prior = self._probabilities(self.filter.initial(1))
         return float(np.mean(losses[-max(n_steps // 10, 1) :]))
 
@@ -254,15 +254,25 @@ class LearnedRescueBelief(RescueBelief):
         return found
 
 
-@contextlib.contextmanager
-def _without_denormals() -> Iterator[None]:
-    """Take numbers too small for full precision as zero: places that are all but excluded made learning half as fast."""
-    is_set = bool(th.tensor([1e-39]) * 0.5 == 0)
-    th.set_flush_denormal(True)
-    try:
-        yield
-    finally:
-        th.set_flush_denormal(is_set)
+class _LogSumExp(th.autograd.Function):
+    """The logarithm of the sum of exponentials over the first dimension.
+
+    torch's own function takes all exponentials twice, the second time for the gradient, and ten times as long for large negative
+    numbers, which most of them are once something has been learned.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: th.Tensor) -> th.Tensor:
+        largest = x.amax(dim=0)
+        shares = (x - largest).clamp_min_(CUT_OFF).exp_()
+        total = shares.sum(dim=0)
+        ctx.save_for_backward(shares, total)
+        return largest + total.log()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: th.Tensor) -> th.Tensor:  # type: ignore[override]
+        shares, total = ctx.saved_tensors
+        return shares * (gradient / total)
 
 
 class LearnFromOpenings(BaseCallback):
