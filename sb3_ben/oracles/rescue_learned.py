@@ -37,7 +37,7 @@ __all__ = [
 
 NOTHING, VICTIM, HAZARD = range(3)
 SMALLEST = 1e-4  # probability
-CUT_OFF = -25.0  # log-likelihoods further below the largest count as this: numbers of no weight, and too small to be computed fast
+CUT_OFF = -25.0  # log-likelihoods further below the largest count as this: of no weight, and faster to compute
 N_EXCLUSIONS = 2  # rounds in which entities make room for each other
 
 
@@ -270,7 +270,7 @@ class _LogSumExp(th.autograd.Function):
         return largest + total.log()
 
     @staticmethod
-    def backward(ctx: Any, gradient: th.Tensor) -> th.Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: th.Tensor) -> th.Tensor:
         shares, total = ctx.saved_tensors
         return shares * (gradient / total)
 
