@@ -1,4 +1,4 @@
-"""The wrapper that gives baselines the inputs that BEN has."""
+"""The wrappers that give baselines the inputs that BEN has."""
 
 import pickle
 from typing import Any
@@ -13,7 +13,9 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
 import sb3_ben.envs
-from sb3_ben.common.wrappers import PreviousActionReward
+from sb3_ben.common.priors import BeliefTracker, Prior
+from sb3_ben.common.wrappers import BeliefObservation, PreviousActionReward
+from sb3_ben.oracles.rescue_prior import exact_filter
 
 ZOO_NAME = "sb3_ben.common.wrappers.PreviousActionReward"
 
@@ -118,3 +120,40 @@ def test_through_the_zoo_in_processes_as_in_line() -> None:
 def test_pickles_with_its_arguments() -> None:
     env = pickle.loads(pickle.dumps(PreviousActionReward(gym.make("CartPole-v1"), reward_scale=0.5)))
     assert env.reward_scale == 0.5
+
+
+def test_observed_beliefs_are_those_of_ben() -> None:
+    """Step by step what a filter says that sees the same episodes; anew after every reset."""
+    kwargs: dict[str, Any] = {"grid_size": 3, "n_victims": 1, "n_hazards": 1, "horizon": 6}
+    env = BeliefObservation(gym.make("SearchAndRescue-v0", **kwargs), "sb3_ben.oracles.rescue_prior.exact_filter")
+    belief = exact_filter(DummyVecEnv([lambda: gym.make("SearchAndRescue-v0", **kwargs)])).belief
+    assert belief is not None
+    tracker = BeliefTracker([belief])
+    size = tracker.dim
+    for seed in range(3):
+        observation, _ = env.reset(seed=seed)
+        believed = tracker.begin(observation[None, :-size])
+        done = False
+        while not done:
+            assert np.array_equal(observation[-size:], believed.features[0])
+            assert env.observation_space.contains(observation)
+            action = env.action_space.sample()
+            observation, reward, terminated, truncated, _ = env.step(action)
+            believed = tracker.advance(believed.state, observation[None, :-size], np.array([action]), np.array([float(reward)]))
+            done = terminated or truncated
+        assert np.array_equal(observation[-size:], believed.features[0])
+
+
+def test_beliefs_are_observed_through_the_zoo() -> None:
+    name = "sb3_ben.common.wrappers.BeliefObservation"
+    hyperparams = {"env_wrapper": [{name: {"prior": "sb3_ben.oracles.rescue_prior.exact_filter"}}, ZOO_NAME]}
+    venv = make_vec_env("SearchAndRescue5x5-v0", 2, wrapper_class=get_wrapper_class(hyperparams))
+    assert venv.observation_space.contains(np.asarray(venv.reset())[0])
+    assert np.isfinite(np.asarray(venv.step(np.array([4, 0]))[0])).all()
+
+
+def test_only_beliefs_can_be_observed() -> None:
+    with pytest.raises(ValueError, match="no belief"):
+        BeliefObservation(gym.make("Tiger-v0"), Prior())
+    with pytest.raises(ValueError, match="discrete actions"):
+        BeliefObservation(gym.make("Pendulum-v1"), "sb3_ben.oracles.rescue_prior.exact_filter")
