@@ -548,7 +548,7 @@ def test_changing_units_changes_no_value() -> None:
 
 
 def test_learns_to_listen_before_opening() -> None:
-    """A short version of ``python -m benchmarks.learning --env Tiger-v0``: far better than the -11 of listening for ever."""
+    """A short version of ``python -m benchmarks run tiger_learned``: far better than the -11 of listening for ever."""
     settings = tuned("ben", "Tiger-v0")
     model = BEN(env=make_vec("Tiger-v0", settings.pop("n_envs"), seed=0), seed=0, **settings).learn(60_000)
     worlds = make_vec("Tiger-v0", 256, seed=9)
