@@ -27,9 +27,8 @@ from sb3_ben.ben.policies import CnnLstmPolicy, MlpLstmPolicy, MultiInputLstmPol
 NOT_ABOUT_BEN = {
     "test_n_step_replay": "one-step Bellman samples",
     "optimize_memory": "observations are always stored once",
-    "HerReplayBuffer": "needs a HistoryReplayBuffer",
-    "test_her": "needs a HistoryReplayBuffer",
-    "test_dqn_backward": "files that DQN saved",
+    "test_her": "its replay buffer relabels single transitions, and BEN replays histories",
+    "test_save_load_no_target_params": "files that DQN of SB3 before 2.4 saved",
     "test_utils.py": "reads the parameters of DQN's optimiser by their names, and needs ale_py",
     "test_check": "one recurrent network has no critic to share it with",
     "test_run_sde": "continuous actions",
