@@ -17,6 +17,8 @@ from stable_baselines3.common.vec_env import VecMonitor
 
 from benchmarks.common import tuned
 from sb3_ben import BEN, VecPreviousReward, make_vec
+from sb3_ben.ben.policies import Encoding
+from sb3_ben.common.buffers import HistoryReplaySamples
 
 ENV_ID = "Tiger-v0"
 
@@ -94,12 +96,65 @@ def update_growth() -> None:
         print(f"  batch {batch_size:3d}, length {length:3d}: BEN {times[0]:7.1f}, control {times[1]:7.1f}")
 
 
+def best_ms(function: Callable[[], Any], n_calls: int = 20) -> float:
+    """CPU milliseconds of a call, the best of three series."""
+    function()
+    return 1000 * min(seconds(lambda: [function() for _ in range(n_calls)]) for _ in range(3)) / n_calls
+
+
+def update_parts(batch_size: int = 32, sequence_length: int = 32) -> None:
+    """Where the time of an update goes, and how far it is from the passes through bare torch layers that it cannot do without."""
+    venv = make_vec("SearchAndRescue-v0", 16, seed=0)
+    model = BEN(
+        "MlpLstmPolicy", venv, batch_size=batch_size, sequence_length=sequence_length, learning_starts=10**9, device="cpu"
+    )
+    model.learn(16 * 256)
+    model.train(2, batch_size)
+    policy, histories = model.policy, model._replay(batch_size)
+
+    def encode() -> Encoding:
+        inputs = (histories.observations, histories.previous_actions, histories.previous_rewards)
+        return Encoding(*(part[:-1] for part in policy.encode(*inputs)[0]))
+
+    encoding = encode()
+    q_values = policy.encode(histories.observations, histories.previous_actions, histories.previous_rewards)[0].q_values
+    b = model._bellman_samples(histories, q_values)
+    encoded = model._arrange(histories, encoding, b)
+    phi = model._negative_elbo(encoded)[2]
+    parts = {
+        "replay": best_ms(lambda: model._replay(batch_size)),
+        "recurrent pass": best_ms(encode),
+        "target pass, Bellman samples": best_ms(lambda: model._bellman_samples(histories, q_values)),
+        "flows: density": best_ms(lambda: model._negative_elbo(encoded)),
+        "flows: predictive mean, uncertainty": best_ms(lambda: model._msbbe(encoded, phi)),
+    }
+    whole, bare = best_ms(lambda: model.train(1, batch_size)), best_ms(lambda: bare_passes(model, histories))
+    parts["gradients, optimisers, logs"] = whole - sum(parts.values())
+    print(f"\nMilliseconds of an update, batch {batch_size}, length {sequence_length}: {whole:.1f}, of which")
+    for name, time_ in parts.items():
+        print(f"  {name:36s}{time_:7.1f}{time_ / whole:7.0%}")
+    print(f"  bare torch layers, there and back: {bare:.1f}; the update takes {whole / bare:.1f} times as long")
+
+
+def bare_passes(model: BEN, histories: HistoryReplaySamples) -> None:
+    """The layers of both Q-networks and of the flow's conditioner on inputs of the right shapes, with gradients where needed."""
+    policy = model.policy
+    n_steps, batch_size = histories.mask.shape
+    inputs = th.zeros(n_steps + 1, batch_size, policy.q_net.n_inputs)
+    latent, q_values, _ = policy.q_net.evaluate(inputs)
+    with th.no_grad():
+        policy.q_net_target.evaluate(inputs)
+    contexts = th.nn.functional.pad(latent, (0, policy.aleatoric.context_dim - latent.shape[-1]))
+    (q_values.sum() + policy.aleatoric.shape(contexts).sum()).backward()  # type: ignore[operator]
+
+
 def main() -> None:
     th.set_num_threads(1)
     learning_speed()
     default_speed()
     predict_latency()
     update_growth()
+    update_parts()
 
 
 if __name__ == "__main__":
