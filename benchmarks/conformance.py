@@ -19,6 +19,7 @@ import sb3_contrib
 import stable_baselines3
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.type_aliases import MaybeCallback
 
 from sb3_ben import BEN
 from sb3_ben.ben.policies import CnnLstmPolicy, MlpLstmPolicy, MultiInputLstmPolicy
@@ -49,8 +50,16 @@ class DQN(BEN):
         "MultiInputPolicy": MultiInputLstmPolicy,
     }
 
-    def learn(self, total_timesteps: int = 100_000, *args: Any, tb_log_name: str = "DQN", **kwargs: Any) -> Any:
-        return super().learn(total_timesteps, *args, tb_log_name=tb_log_name, **kwargs)
+    def learn(
+        self,
+        total_timesteps: int = 100_000,
+        callback: MaybeCallback = None,
+        log_interval: int = 4,
+        tb_log_name: str = "DQN",
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> Any:
+        return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
 
 
 class RecurrentPPO(BEN):

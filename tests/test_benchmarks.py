@@ -6,6 +6,8 @@ import dataclasses
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -422,3 +424,39 @@ def test_published_results_belong_to_the_experiments() -> None:
     """Raw files of experiments that have been renamed or of agents that are gone would be dead weight."""
     known = {records.path_of(job, RESULTS) for experiment in load_all().values() for job in experiment.jobs()}
     assert set(RESULTS.rglob("*.xz")) <= known
+
+
+CONFORMANCE = """
+import pytest
+from sb3_contrib import RecurrentPPO
+from stable_baselines3 import DQN, PPO
+
+
+@pytest.mark.parametrize("model_class", [PPO, DQN])
+def test_class(model_class):
+    model = model_class("MlpPolicy", "CartPole-v1").learn(16)
+    assert model.policy.rnn_type == "lstm"
+
+
+def test_recurrent():
+    kwargs = dict(lstm_hidden_size=4, enable_critic_lstm=False)
+    model = RecurrentPPO("MlpLstmPolicy", "CartPole-v1", n_steps=16, policy_kwargs=kwargs).learn(16)
+    assert model.policy.rnn_hidden_size == 4
+
+
+def test_her():
+    DQN("MlpPolicy", "Pendulum-v1")
+
+
+def test_others():
+    PPO("MlpPolicy", "no such environment")
+"""
+
+
+def test_conformance_runs_the_tests_of_others_with_ben(tmp_path: Path) -> None:
+    file = tmp_path / "test_theirs.py"
+    file.write_text(CONFORMANCE)
+    command = [sys.executable, "-m", "benchmarks.conformance", str(file)]
+    run = subprocess.run(command, cwd=FOLDER.parent.parent, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "2 passed, 3 deselected" in run.stdout
