@@ -120,13 +120,13 @@ def update_parts(batch_size: int = 32, sequence_length: int = 32) -> None:
     q_values = policy.encode(histories.observations, histories.previous_actions, histories.previous_rewards)[0].q_values
     b = model._bellman_samples(histories, q_values)
     encoded = model._arrange(histories, encoding, b)
-    phi = model._negative_elbo(encoded)[2]
+    estimate = model._negative_elbo(encoded)
     parts = {
         "replay": best_ms(lambda: model._replay(batch_size)),
         "recurrent pass": best_ms(encode),
         "target pass, Bellman samples": best_ms(lambda: model._bellman_samples(histories, q_values)),
-        "flows: density": best_ms(lambda: model._negative_elbo(encoded)),
-        "flows: predictive mean, uncertainty": best_ms(lambda: model._msbbe(encoded, phi)),
+        "flows: density and moments": best_ms(lambda: model._negative_elbo(encoded)),
+        "MSBBE": best_ms(lambda: model._msbbe(encoded, estimate)),
     }
     whole, bare = best_ms(lambda: model.train(1, batch_size)), best_ms(lambda: bare_passes(model, histories))
     parts["gradients, optimisers, logs"] = whole - sum(parts.values())

@@ -63,6 +63,18 @@ def test_density_integrates_to_one_and_moments_match_it(n_layers: int) -> None:
             assert variance[j, i] == pytest.approx(float(spread), rel=1e-3)
 
 
+@pytest.mark.parametrize("n_layers", [1, 2])
+def test_density_and_moments_at_once(n_layers: int) -> None:
+    flow = random_flow(n_layers)
+    context, phi = random_inputs()
+    b = torch.randn(context.shape[0]).double()
+    log_prob, moments = flow.log_prob_and_moments(b, context, phi, 2.0)
+    assert torch.equal(log_prob, flow.log_prob(b, context, phi, 2.0))
+    assert all(torch.equal(one, other) for one, other in zip(moments, flow.moments(context, phi), strict=True))
+    assert log_prob.requires_grad
+    assert not any(moment.requires_grad for moment in moments)
+
+
 def test_tails_of_the_quadrature() -> None:
     """A tilt of four standard deviations pushes mass out of the spline's interval."""
     flow, phi = AleatoricFlow(CONTEXT_DIM, PHI_DIM).double(), torch.zeros(1, PHI_DIM).double()

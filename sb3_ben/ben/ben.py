@@ -109,6 +109,21 @@ class Encoded(NamedTuple):
     n_total: th.Tensor
 
 
+class Estimate(NamedTuple):
+    """What hypotheses drawn from the posterior say of replayed transitions.
+
+    :param negative_elbo: per transition, to be minimised
+    :param kl: KL(q || prior)
+    :param phi: the hypotheses
+    :param moments: mean and variance of b under each of them, without gradients; ``None`` where they were not asked for
+    """
+
+    negative_elbo: th.Tensor
+    kl: th.Tensor
+    phi: th.Tensor
+    moments: tuple[th.Tensor, th.Tensor] | None
+
+
 class BEN(OffPolicyAlgorithm):
     """Bayesian Exploration Network.
 
@@ -727,22 +742,25 @@ class BEN(OffPolicyAlgorithm):
         """The posterior that is being fitted: one for the run, or one for each environment's episode."""
         return self.beliefs if self.belief_scope == "episode" else self.policy.epistemic
 
-    def _negative_elbo(self, encoded: Encoded) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
-        """The negative ELBO per transition, KL(q || prior) and the hypotheses it was estimated with."""
+    def _negative_elbo(self, encoded: Encoded, with_moments: bool = True) -> Estimate:
+        """The negative ELBO per transition, and what else its hypotheses tell; the moments only where they are asked for."""
         phi, log_q = self.posterior.rsample_and_log_prob(self.n_phi_samples)
         log_prior = self.policy.prior_distribution().log_prob(phi)
         precision = PAPER_BASE_PRECISION if self.elbo == "paper" else 1.0
         blurred = add_noise(encoded.b, self.bellman_noise)
-        log_likelihood = self.policy.aleatoric.log_prob(blurred, encoded.context, phi, precision)
+        aleatoric, arguments = self.policy.aleatoric, (blurred, encoded.context, phi, precision)
+        log_likelihood, moments = (
+            aleatoric.log_prob_and_moments(*arguments) if with_moments else (aleatoric.log_prob(*arguments), None)
+        )
         scale = encoded.n_total / encoded.mask.sum(dim=-1).clamp_min(1)
         loss = negative_elbo(log_likelihood, log_prior, log_q, scale, encoded.mask, self.elbo) / encoded.n_total
-        return loss.mean(), kl_estimate(log_q, log_prior).mean(), phi.detach()
+        return Estimate(loss.mean(), kl_estimate(log_q, log_prior).mean(), phi.detach(), moments)
 
     def _posterior_step(self, encoded: Encoded) -> None:
         """A step on the ELBO for the flows alone."""
         if self.bellman == "flow":
-            loss, _, _ = self._negative_elbo(encoded._replace(context=encoded.context.detach()))
-            self._descend(loss)
+            detached = encoded._replace(context=encoded.context.detach())
+            self._descend(self._negative_elbo(detached, with_moments=False).negative_elbo)
 
     def _joint_step(self, encoded: Encoded) -> dict[str, float]:
         """A step on the ELBO, through the encoder as well, and a step on the MSBBE."""
@@ -752,18 +770,24 @@ class BEN(OffPolicyAlgorithm):
             return {"train/loss": msbbe.item(), "train/msbbe": msbbe.item()}
         # the value of the context itself, whatever the weight: only its gradient is scaled
         context = th.lerp(encoded.context.detach(), encoded.context, self.encoder_weight)
-        negative_elbo_, kl, phi = self._negative_elbo(encoded._replace(context=context))
-        msbbe, uncertainty = self._msbbe(encoded, phi)
-        loss = negative_elbo_ + msbbe
+        estimate = self._negative_elbo(encoded._replace(context=context))
+        msbbe, uncertainty = self._msbbe(encoded, estimate)
+        loss = estimate.negative_elbo + msbbe
         self._descend(loss)
-        logs = {"train/loss": loss, "train/elbo": -negative_elbo_, "train/msbbe": msbbe, "train/kl": kl, **uncertainty}
+        logs = {
+            "train/loss": loss,
+            "train/elbo": -estimate.negative_elbo,
+            "train/msbbe": msbbe,
+            "train/kl": estimate.kl,
+            **uncertainty,
+        }
         return {name: value.item() for name, value in logs.items()}
 
-    def _msbbe(self, encoded: Encoded, phi: th.Tensor) -> tuple[th.Tensor, dict[str, th.Tensor]]:
+    def _msbbe(self, encoded: Encoded, estimate: Estimate) -> tuple[th.Tensor, dict[str, th.Tensor]]:
         """The mean squared Bayesian Bellman error, and both uncertainties, in the units of rewards."""
         aleatoric, unit = self.policy.aleatoric, self.policy.bellman_units.std
-        with th.no_grad():
-            mean, epistemic, chance = total_variance(*aleatoric.moments(encoded.context, phi))
+        assert estimate.moments is not None
+        mean, epistemic, chance = total_variance(*estimate.moments)
         logs = {"uncertainty/epistemic": epistemic, "uncertainty/aleatoric": chance}
         logs = {name: unit * (value * encoded.mask).sum() / encoded.mask.sum() for name, value in logs.items()}
         if self.msbbe == "semi":
@@ -771,7 +795,7 @@ class BEN(OffPolicyAlgorithm):
             return msbbe_semi(encoded.q, th.lerp(encoded.b, mean, self.flow_weight), encoded.mask), logs
         with th.no_grad():
             other, _ = self.posterior.rsample_and_log_prob(1)
-        b1, b2 = (aleatoric.rsample(encoded.context, one, 1)[..., 0, :, 0] for one in (phi[..., :1, :], other))
+        b1, b2 = (aleatoric.rsample(encoded.context, one, 1)[..., 0, :, 0] for one in (estimate.phi[..., :1, :], other))
         return msbbe_double(encoded.q, b1, b2, encoded.mask), logs
 
     def _descend(self, loss: th.Tensor) -> None:

@@ -133,6 +133,14 @@ class ConditionalDensity(nn.Module, abc.ABC):
         :param n: number of samples
         """
 
+    def log_prob_and_moments(
+        self, b: Tensor, context: Tensor, phi: Tensor, base_precision: float = 1.0
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Both at once, the moments without gradients; see :meth:`log_prob` and :meth:`moments`."""
+        log_prob = self.log_prob(b, context, phi, base_precision)
+        with torch.no_grad():
+            return log_prob, self.moments(context, phi)
+
     def mean(self, context: Tensor, phi: Tensor) -> Tensor:
         """Mean of b (*B, S, N); see :meth:`moments`."""
         return self.moments(context, phi)[0]
@@ -195,17 +203,19 @@ class AleatoricFlow(ConditionalDensity):
 
     def log_prob(self, b: Tensor, context: Tensor, phi: Tensor, base_precision: float = 1.0) -> Tensor:
         shift, tilt = self.uncertain(self._fixed(context), phi)
-        z, ladj = _push(self.layers(context), b.unsqueeze(-1) - shift)
-        return (standard_normal_log_prob(z - tilt, base_precision) + ladj).mT
+        return _log_prob(b, self.layers(context), shift, tilt, base_precision)
 
     def moments(self, context: Tensor, phi: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of b, each (*B, S, N), by quadrature of the distribution function (four nodes per bin)."""
-        shift, tilt = self.uncertain(self._fixed(context), phi)
-        first, *rest = self.layers(context)
-        grid = _refined_grid(first.spline, rest) if rest else _bin_grid(first.spline)
-        mean, variance = _integrate(grid, tilt)
-        scale = torch.exp(first.log_scale)
-        return (shift + first.loc + scale * mean).mT, (scale.square() * variance).mT
+        return _moments(self.layers(context), *self.uncertain(self._fixed(context), phi))
+
+    def log_prob_and_moments(
+        self, b: Tensor, context: Tensor, phi: Tensor, base_precision: float = 1.0
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        layers, (shift, tilt) = self.layers(context), self.uncertain(self._fixed(context), phi)
+        log_prob = _log_prob(b, layers, shift, tilt, base_precision)
+        with torch.no_grad():
+            return log_prob, _moments(layers, shift, tilt)
 
     def rsample(self, context: Tensor, phi: Tensor, n: int) -> Tensor:
         shift, tilt = self.uncertain(self._fixed(context), phi)
@@ -359,6 +369,21 @@ class Layer(NamedTuple):
     def pull(self, z: Tensor) -> Tensor:
         """From noise."""
         return self.loc + torch.exp(self.log_scale) * self.spline._inverse(z)
+
+
+def _log_prob(b: Tensor, layers: Sequence[Layer], shift: Tensor, tilt: Tensor, base_precision: float) -> Tensor:
+    """Log density (*B, S, N) of b (*B, N), given the transforms and the shift and tilt (*B, N, S) of each hypothesis."""
+    z, ladj = _push(layers, b.unsqueeze(-1) - shift)
+    return (standard_normal_log_prob(z - tilt, base_precision) + ladj).mT
+
+
+def _moments(layers: Sequence[Layer], shift: Tensor, tilt: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of b, each (*B, S, N), given the transforms and the shift and tilt (*B, N, S) of each hypothesis."""
+    first, *rest = layers
+    grid = _refined_grid(first.spline, rest) if rest else _bin_grid(first.spline)
+    mean, variance = _integrate(grid, tilt)
+    scale = torch.exp(first.log_scale)
+    return (shift + first.loc + scale * mean).mT, (scale.square() * variance).mT
 
 
 class Grid(NamedTuple):
