@@ -15,10 +15,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import joblib
 import numpy as np
 import pytest
 import yaml
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
 
 from benchmarks import tuning
 from benchmarks.__main__ import RESULTS, main
@@ -71,6 +74,19 @@ def test_killed_job_goes_on_exactly(agent: str, tmp_path: Path, monkeypatch: pyt
     assert one is not None
     assert other is not None
     assert (one.meta["n_resumed"], other.meta["n_resumed"]) == (0, 1)
+    assert same(one, other)
+
+
+def test_worlds_in_array_operations_are_those_of_the_zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = job_of("BEN", steps=240)
+    assert isinstance(training.vectorized([lambda: Monitor(gym.make("Tiger-v0"))]), VecMonitor)
+    fast, slow = (Places(tmp_path / name, tmp_path / f"{name}-work") for name in ("fast", "slow"))
+    assert run_job(job, fast) is None
+    monkeypatch.setattr(training, "vectorized", DummyVecEnv)
+    assert run_job(job, slow) is None
+    one, other = (records.find(job, places.results) for places in (fast, slow))
+    assert one is not None
+    assert other is not None
     assert same(one, other)
 
 

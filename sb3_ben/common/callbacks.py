@@ -74,7 +74,7 @@ def world_of(venv: VecEnv) -> World | None:
     return venv.get_attr("world")[0] if venv.has_attr("world") else None
 
 
-def make_like(world: World, n_envs: int, seed: int, render_mode: str | None = None) -> VecEnv:
+def make_like(world: World, n_envs: int, seed: int | None = None, render_mode: str | None = None) -> VecEnv:
     """New episodes of the same environment with the same arguments."""
     view = getattr(import_module(type(world).__module__), f"{type(world).__name__}VecEnv")
     return view(n_envs, seed=seed, render_mode=render_mode, **dataclasses.asdict(world.config))
