@@ -404,7 +404,15 @@ np.savez(folder / "after.npz", *[v.numpy() for v in model.policy.state_dict().va
 """
 
 
-@pytest.mark.parametrize("kwargs", [{}, {"belief_scope": "episode"}, {"exploration": "posterior", "gradient_steps": 2}])
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {},
+        {"belief_scope": "episode"},
+        {"exploration": "posterior", "gradient_steps": 2},
+        {"policy_kwargs": {"averaging": 0.9}},
+    ],
+)
 def test_resume_in_a_new_process_is_exact(kwargs: dict[str, Any], tmp_path: Path) -> None:
     """Saved in the middle of an episode and of a rollout, loaded elsewhere: bit for bit the uninterrupted run."""
     model = tiny("MlpLstmPolicy", make_vec("Tiger-v0", 2), train_freq=3, **kwargs)
@@ -414,6 +422,45 @@ def test_resume_in_a_new_process_is_exact(kwargs: dict[str, Any], tmp_path: Path
     assert np.array_equal(resumed["actions"], model.replay_buffer.actions)
     for i, value in enumerate(parameters_of(model)):
         assert np.array_equal(resumed[f"arr_{i}"], value), list(model.policy.state_dict())[i]
+
+
+def test_predict_acts_by_averaged_weights(tmp_path: Path) -> None:
+    model = tiny("MlpGruPolicy", make_vec("Tiger-v0", 2), policy_kwargs={"averaging": 0.9})
+    expected: list[th.Tensor] = []
+
+    class Average(BaseCallback):
+        """The average as it is defined, from the weights after every gradient step."""
+
+        def _on_rollout_start(self) -> None:
+            latest = [part.detach().clone() for part in model.q_net.parameters()]
+            n = model._n_updates
+            if n == 1:
+                expected.extend(latest)
+            elif n > 1:
+                share = max(0.1, 1 / (1 + (n - 1) / 10))
+                expected[:] = [(1 - share) * old + share * new for old, new in zip(expected, latest, strict=True)]
+
+        def _on_step(self) -> bool:
+            return True
+
+    watcher = Average()
+    model.learn(1000, watcher)
+    watcher._on_rollout_start()  # after the last update
+    average = model.policy.q_net_average
+    assert model.policy.acting_net is average
+    assert model._n_updates > 100
+    for one, other in zip(expected, average.parameters(), strict=True):
+        assert th.allclose(one, other, atol=1e-5)
+    with th.no_grad():  # what the latest weights say does not count
+        for part in model.q_net.parameters():
+            part.zero_()
+    obs: Any = VecPreviousReward(make_vec("Tiger-v0", 2, seed=0)).reset()
+    encoding, _, _ = model.policy.recall(obs, None, None)
+    assert encoding.q_values.abs().min() > 0
+    model.save(tmp_path / "model")
+    assert same(parameters_of(model), parameters_of(BEN.load(tmp_path / "model")))
+    with pytest.raises(ValueError, match="averaging"):
+        tiny(policy_kwargs={"averaging": 1.0})
 
 
 def test_damaged_and_foreign_files(tmp_path: Path) -> None:

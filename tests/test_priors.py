@@ -19,7 +19,16 @@ from sb3_ben import BEN, evaluate_policy, make_vec
 from sb3_ben.common.buffers import join_histories
 from sb3_ben.common.export import export_torchscript
 from sb3_ben.common.objectives import RunningStandardizer
-from sb3_ben.common.priors import BeliefTracker, KnownTransitions, Prior, Simulations, Transitions, bellman_means
+from sb3_ben.common.priors import (
+    BeliefTracker,
+    KnownTransitions,
+    Prior,
+    Simulations,
+    Transitions,
+    bellman_means,
+    transition_histories,
+    with_pasts,
+)
 from sb3_ben.common.vec_previous_reward import attach_reward
 from sb3_ben.envs.search_and_rescue import LISTEN, SearchAndRescueConfig, SearchAndRescueEnv, SearchAndRescueVecEnv
 from sb3_ben.envs.tiger import TigerConfig, TigerEnv
@@ -375,6 +384,42 @@ def test_pretraining_learns_known_transitions(bellman: str) -> None:
         assert np.abs(values.numpy() - batch.rewards).max() < 3
     assert values[batch.rewards < 0].max() < values[batch.rewards == 0].min()
     assert all(np.isfinite(part).all() for part in parameters_of(model))
+
+
+def test_pasts_are_other_known_transitions() -> None:
+    known, n, length = RescueTransitions(SMALL, seed=0)(12), 3, 4
+    known = known._replace(dones=np.arange(12) == 4)  # the second step of the second history
+    space: Any = small_rescue().observation_space
+    single = transition_histories(known, space, small_rescue().action_space, None, th.device("cpu"))  # type: ignore[arg-type]
+    histories: Any = with_pasts(single, length)
+    observations, actions = known.observations.reshape(length, n, -1), known.actions.reshape(length, n)
+    assert np.array_equal(histories.observations[:-1], observations)
+    assert np.array_equal(histories.observations[-1], known.next_observations.reshape(length, n, -1)[-1])
+    assert np.array_equal(histories.actions, actions)
+    assert np.array_equal(histories.previous_actions, np.concatenate((np.full((1, n), -1), actions)))
+    assert np.array_equal(histories.previous_rewards[1:], known.rewards.reshape(length, n).astype(np.float32))
+    assert np.array_equal(histories.mask, [[0, 0, 0]] * 3 + [[1, 0, 1]])
+
+
+def test_what_is_known_holds_after_any_past() -> None:
+    """A recurrent agent that walks to and fro arrives with memories that no first observation has."""
+    options = {"batch_size": 32, "learning_rate": 3e-3, "gamma": 0.9, "tau": 0.1, "sequence_length": 8, "bellman": "point"}
+    sizes = {"net_arch": [32], "rnn_hidden_size": 32}
+    model = tiny(
+        "MlpGruPolicy", small_rescue(), prior=Prior(transitions=RescueTransitions(SMALL, seed=0)), policy_kwargs=sizes, **options
+    )
+    model.pretrain(500)
+    left, right = 2, 3
+    obs, state, values = np.zeros((1, 5), dtype=np.float32), None, []
+    for step in range(8):
+        obs[0, 0] = step % 2  # from the centre to a cell with a door, and back
+        encoding, hidden, _ = model.policy.recall(obs, state, None)
+        values.append(model.policy.bellman_units.unstandardize(encoding.q_values)[0].numpy())
+        state = model.policy.remember(hidden, np.array([right if step % 2 == 0 else left]))
+    at_door = np.array(values)[1::2]
+    blind = RescueTransitions(SMALL).blind_reward
+    assert np.abs(at_door[:, left]).max() < 6  # free, with nothing to gain
+    assert np.abs(at_door[:, right] - blind).max() < 8
 
 
 def test_pairs_and_outcomes_make_transitions() -> None:

@@ -42,6 +42,7 @@ from sb3_ben.common.objectives import (
     PAPER_BASE_PRECISION,
     add_noise,
     bellman_target,
+    clamp_to_rewards,
     clamp_to_samples,
     disadvantages,
     kl_estimate,
@@ -59,6 +60,7 @@ from sb3_ben.common.priors import (
     simulate,
     terminal_observations,
     transition_histories,
+    with_pasts,
 )
 from sb3_ben.common.vec_previous_reward import VecPreviousReward
 
@@ -810,6 +812,7 @@ class BEN(OffPolicyAlgorithm):
             th.nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)
         for optimizer in optimizers:
             optimizer.step()
+        self.policy.average_weights()
 
     def pretrain(self: SelfBEN, n_steps: int, callback: MaybeCallback = None, progress_bar: bool = False) -> SelfBEN:
         """Algorithm 2 of the paper: minimise the MSBBE under the prior before the first action.
@@ -883,23 +886,26 @@ class BEN(OffPolicyAlgorithm):
         density under hypotheses from the prior, which stays what it is."""
         policy, known = self.policy, self.known
         assert known.transitions is not None
-        histories = transition_histories(
-            known.transitions(self.batch_size), self.observation_space, policy.action_space, policy.tracker, self.device
-        )
+        has_past = policy.rnn_type != "none" and policy.tracker is None  # filters know only pasts that can be
+        length = int(np.random.randint(1, self.sequence_length + 1)) if has_past else 1
+        drawn = known.transitions(length * self.batch_size)
+        histories = transition_histories(drawn, self.observation_space, policy.action_space, policy.tracker, self.device)
+        histories = with_pasts(histories, length) if has_past else histories
         policy.reward_units.update(histories.rewards)
         encoding, _ = policy.encode(
             histories.observations, histories.previous_actions, histories.previous_rewards, beliefs=histories.beliefs
         )
-        b = self._bellman_samples(histories, encoding.q_values)
+        # of actions that nothing is known of, the best seem ever better if nothing holds them
+        b = clamp_to_rewards(self._bellman_samples(histories, encoding.q_values), histories.rewards, self.gamma)
         q = encoding.q_values[:-1].gather(-1, histories.actions[..., None])[..., 0]
         targets = policy.bellman_units.standardize(b)
-        msbbe = msbbe_semi(q, targets)
+        msbbe = msbbe_semi(q, targets, histories.mask)
         loss, logs = msbbe, {"msbbe_transitions": msbbe.item()}
         if self.bellman == "flow":
             phi = policy.prior_distribution().sample(th.Size((self.n_phi_samples,)))
             context = policy.context(Encoding(*(part[:-1] for part in encoding)), histories.actions)
-            blurred = add_noise(targets[0], self.bellman_noise)
-            nll = -policy.aleatoric.log_prob(blurred, context[0], phi).mean()
+            blurred = add_noise(targets[-1], self.bellman_noise)
+            nll = -policy.aleatoric.log_prob(blurred, context[-1], phi)[:, histories.mask[-1].bool()].mean()
             loss, logs["nll_transitions"] = msbbe + nll, nll.item()
         self._descend(loss)
         policy.update_bellman_units(b, histories.mask)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterable
 from typing import Any, ClassVar, NamedTuple, cast
@@ -12,6 +13,7 @@ from gymnasium import spaces
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, CombinedExtractor, FlattenExtractor, NatureCNN
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
+from stable_baselines3.common.utils import get_parameters_by_name, polyak_update
 from torch import nn
 from torch.distributions import Distribution
 
@@ -73,6 +75,9 @@ class BENPolicy(BasePolicy):
     :param rnn_hidden_size: size of the recurrent layer
     :param n_rnn_layers: number of recurrent layers
     :param rnn_kwargs: further arguments of the recurrent layer, such as ``max_time`` of ``"linear"``: its memory fades
+    :param averaging: actions of ``predict`` are those of averaged weights of the Q-network, in which the past keeps this weight
+        at every gradient step (such as 0.998); 0 for the latest weights. For problems where actions differ little in value:
+        errors that come and go in the course of learning change the latest greedy actions, and cancel in the average
     :param phi_dim: number of coordinates of phi, the hypotheses about the Bellman operator
     :param prior: prior over phi, ``N(0, prior_variance)`` if not given
     :param prior_variance: variance of each coordinate under the default prior
@@ -93,6 +98,7 @@ class BENPolicy(BasePolicy):
     """
 
     action_space: spaces.Discrete
+    n_averaged: th.Tensor  # gradient steps that the averaged weights have followed
     optimizer: th.optim.Optimizer
     posterior_optimizer: th.optim.Optimizer
     default_rnn_type: ClassVar[str] = "lstm"
@@ -109,6 +115,7 @@ class BENPolicy(BasePolicy):
         rnn_hidden_size: int = 64,
         n_rnn_layers: int = 1,
         rnn_kwargs: dict[str, Any] | None = None,
+        averaging: float = 0.0,
         phi_dim: int = 64,
         prior: Distribution | None = None,
         prior_variance: float = 0.1,
@@ -139,13 +146,14 @@ class BENPolicy(BasePolicy):
         _check(rnn_type in RNN_TYPES, f"`rnn_type` must be one of {list(RNN_TYPES)}, got {rnn_type!r}")
         _check(1 <= aleatoric_layers <= 4, f"`aleatoric_layers` must lie between 1 and 4, got {aleatoric_layers}")
         _check(aleatoric_flow in ("spline", "slice"), f"`aleatoric_flow` must be 'spline' or 'slice', got {aleatoric_flow!r}")
+        _check(0 <= averaging < 1, f"`averaging` must be at least 0 and less than 1, got {averaging}")
         sizes = {"rnn_hidden_size": rnn_hidden_size, "n_rnn_layers": n_rnn_layers, "phi_dim": phi_dim}
         for name, size in sizes.items():
             _check(size >= 1, f"`{name}` must be at least 1, got {size}")
         self.net_arch = [64] if net_arch is None else net_arch
         self.activation_fn = activation_fn
         self.rnn_type, self.rnn_hidden_size, self.n_rnn_layers = rnn_type, rnn_hidden_size, n_rnn_layers
-        self.rnn_kwargs = rnn_kwargs
+        self.rnn_kwargs, self.averaging = rnn_kwargs, averaging
         self.phi_dim, self.prior_variance, self.prior_spread = phi_dim, prior_variance, prior_spread
         self.aleatoric_flow, self.aleatoric_layers, self.aleatoric_bins = aleatoric_flow, aleatoric_layers, aleatoric_bins
         self.aleatoric_hidden_size, self.epistemic_hidden_size = aleatoric_hidden_size, epistemic_hidden_size
@@ -175,6 +183,8 @@ class BENPolicy(BasePolicy):
         self.q_net, self.q_net_target = self.make_q_net(), self.make_q_net()
         self.q_net_target.load_state_dict(self.q_net.state_dict())
         self.q_net_target.set_training_mode(False)
+        self.q_net_average = copy.deepcopy(self.q_net_target).requires_grad_(False) if self.averaging else None
+        self.register_buffer("n_averaged", th.zeros(()))
         self._learns_features = next(self.q_net.features_extractor.parameters(), None) is not None
         self.random_encoder = RandomEncoder(**self._net_args(), has_memory=self.rnn_type != "none")
         self.aleatoric = self.make_aleatoric_flow()
@@ -201,6 +211,22 @@ class BENPolicy(BasePolicy):
         names = ("net_arch", "activation_fn", "rnn_type", "rnn_hidden_size", "n_rnn_layers", "rnn_kwargs")
         net_args = self._net_args() | {name: getattr(self, name) for name in names}
         return HistoryQNetwork(**net_args).to(self.device)
+
+    @property
+    def acting_net(self) -> HistoryQNetwork:
+        """The Q-network whose greedy actions are those of ``predict``."""
+        return self.q_net if self.q_net_average is None else self.q_net_average
+
+    def average_weights(self) -> None:
+        """Let the averaged Q-network follow, after each gradient step."""
+        if self.q_net_average is None:
+            return
+        share = max(1 - self.averaging, 1 / (1 + float(self.n_averaged) / 10))  # at first over a tenth of the steps so far
+        polyak_update(self.q_net.parameters(), self.q_net_average.parameters(), share)
+        # the statistics of batch normalisation layers are averages already
+        latest, average = (get_parameters_by_name(net, ["running_"]) for net in (self.q_net, self.q_net_average))
+        polyak_update(latest, average, 1.0)
+        self.n_averaged.add_(1)
 
     def make_aleatoric_flow(self) -> ConditionalDensity:
         n_actions, latent_dim = self.q_net.n_actions, self.q_net.latent_dim
@@ -240,6 +266,7 @@ class BENPolicy(BasePolicy):
         previous_rewards: th.Tensor,
         hidden: Hidden | None = None,
         beliefs: th.Tensor | None = None,
+        net: HistoryQNetwork | None = None,
     ) -> tuple[Encoding, Hidden]:
         """One recurrent pass of the Q-network and one of the random encoder over a batch of histories.
 
@@ -248,11 +275,13 @@ class BENPolicy(BasePolicy):
         :param previous_rewards: in the environment's units, ``(T, B)``
         :param hidden: what was remembered before, of both networks
         :param beliefs: features of the user's filters ``(T, B, size)``
+        :param net: the Q-network, by default the one that learns
         """
+        net = net or self.q_net
         own, fixed = (None, None) if hidden is None else (hidden[:-1], hidden[-1:])
         rewards = self.reward_units.standardize(previous_rewards)
-        inputs = self.q_net.history_input(obs, previous_actions, rewards, beliefs)
-        latent, q_values, own = self.q_net.evaluate(inputs, own)
+        inputs = net.history_input(obs, previous_actions, rewards, beliefs)
+        latent, q_values, own = net.evaluate(inputs, own)
         if self._learns_features:
             inputs = self.random_encoder.history_input(obs, previous_actions, rewards, beliefs)
         features, fixed = self.random_encoder(inputs, fixed)
@@ -269,7 +298,7 @@ class BENPolicy(BasePolicy):
         old_mean, old_std = units.mean.clone(), units.std.clone()
         units.update(b, mask)
         if not is_first:
-            for net in (self.q_net, self.q_net_target):
+            for net in (self.q_net, self.q_net_target, *([] if self.q_net_average is None else [self.q_net_average])):
                 net.change_units(old_std / units.std, (old_mean - units.mean) / units.std)
 
     def _initial_hidden(self, n_envs: int) -> Hidden:
@@ -289,6 +318,7 @@ class BENPolicy(BasePolicy):
         rewards: th.Tensor,
         starts: th.Tensor | None,
         believed: Believed | None = None,
+        net: HistoryQNetwork | None = None,
     ) -> tuple[Encoding, Hidden]:
         """Advance the memory by one observation of ``n`` episodes.
 
@@ -297,6 +327,7 @@ class BENPolicy(BasePolicy):
         :param rewards: previous rewards ``(n,)``, in the environment's units; NaN, for filters to see, where they are not known
         :param starts: which episodes begin with this observation ``(n,)``, ``None`` for none of them
         :param believed: what the user's filters say after this observation, where that is already known
+        :param net: the Q-network, by default the one that learns
         :return: the encoded histories of n episodes and the hidden state to remember
         """
         hidden, actions = memory.hidden[: self._n_hidden], memory.actions
@@ -310,7 +341,7 @@ class BENPolicy(BasePolicy):
             state = tuple(th.as_tensor(part, device=actions.device) for part in believed.state)
             rewards = th.where(rewards.isnan(), self.reward_units.mean, rewards)
         obs = map_observations(lambda part: part[None], obs)
-        encoding, hidden = self.encode(obs, actions[None], rewards[None], hidden, beliefs)
+        encoding, hidden = self.encode(obs, actions[None], rewards[None], hidden, beliefs, net)
         return Encoding(*(part[0] for part in encoding)), (*hidden, *state)
 
     @staticmethod
@@ -362,7 +393,7 @@ class BENPolicy(BasePolicy):
         starts = np.zeros(n_envs, dtype=bool) if episode_start is None else np.asarray(episode_start, dtype=bool).reshape(n_envs)
         rewards = self.rewards_of(observation, n_envs, is_first=state is None or bool(starts.all()))
         begins = th.as_tensor(starts, device=rewards.device) if starts.any() else None
-        encoding, hidden = self.step(obs, memory, rewards, begins)
+        encoding, hidden = self.step(obs, memory, rewards, begins, net=self.acting_net)
         return encoding, hidden, vectorized
 
     def rewards_of(self, observation: Any, n_envs: int, is_first: bool) -> th.Tensor:
@@ -406,10 +437,10 @@ class BENPolicy(BasePolicy):
     def _predict(self, observation: PyTorchObs, deterministic: bool = True) -> th.Tensor:
         """Greedy actions at the beginning of an episode."""
         if self.tracker is None:
-            return self.q_net._predict(observation, deterministic)
+            return self.acting_net._predict(observation, deterministic)
         n_envs = len(next(iter(observation.values())) if isinstance(observation, dict) else observation)
         nothing = th.zeros(n_envs, device=self.device)
-        encoding, _ = self.step(observation, self.initial_memory(n_envs), nothing, None)
+        encoding, _ = self.step(observation, self.initial_memory(n_envs), nothing, None, net=self.acting_net)
         return encoding.q_values.argmax(dim=-1) + int(self.action_space.start)
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
@@ -417,6 +448,7 @@ class BENPolicy(BasePolicy):
             *("net_arch", "activation_fn", "rnn_type", "rnn_hidden_size", "n_rnn_layers", "phi_dim", "prior", "prior_variance"),
             *(
                 "rnn_kwargs",
+                "averaging",
                 "prior_spread",
                 "aleatoric_flow",
                 "aleatoric_layers",
@@ -432,7 +464,7 @@ class BENPolicy(BasePolicy):
         return data | {"lr_schedule": self._dummy_schedule}
 
     def set_training_mode(self, mode: bool) -> None:
-        """The target network always stays in evaluation mode."""
+        """The target network and the average always stay in evaluation mode."""
         for module in (self.q_net, self.aleatoric, self.epistemic):
             module.train(mode)
         self.training = mode

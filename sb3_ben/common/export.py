@@ -31,7 +31,7 @@ class GreedyStep(nn.Module):
         super().__init__()
         if isinstance(policy.observation_space, spaces.Dict):
             raise ValueError("Policies with dictionary observations cannot be exported")
-        self.q_net = copy.deepcopy(policy.q_net).requires_grad_(False)
+        self.q_net = copy.deepcopy(policy.acting_net).requires_grad_(False)
         self.reward_units, self.bellman_units = copy.deepcopy((policy.reward_units, policy.bellman_units))
         self.start = int(policy.action_space.start)
 

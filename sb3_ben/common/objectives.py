@@ -10,6 +10,7 @@ __all__ = [
     "RunningStandardizer",
     "add_noise",
     "bellman_target",
+    "clamp_to_rewards",
     "clamp_to_samples",
     "disadvantages",
     "kl_estimate",
@@ -93,6 +94,19 @@ def clamp_to_samples(mean: Tensor, b: Tensor, mask: Tensor) -> Tensor:
     """
     low, high = (b.masked_fill(~mask.bool(), fill) for fill in (torch.inf, -torch.inf))
     return mean.clamp(low.amin(), high.amax())
+
+
+def clamp_to_rewards(b: Tensor, rewards: Tensor, gamma: float) -> Tensor:
+    r"""Bellman samples, none of them beyond what sums of such rewards can be,
+    :math:`[\min(r, 0), \max(r, 0)] / (1 - \gamma)`, with 0 for what follows the end of an episode.
+
+    :param b: Bellman samples (...)
+    :param rewards: all rewards that are known (...)
+    :param gamma: discount; without one, any sum can be
+    """
+    if gamma == 1:
+        return b
+    return b.clamp(rewards.amin().clamp(max=0) / (1 - gamma), rewards.amax().clamp(min=0) / (1 - gamma))
 
 
 def msbbe_semi(q: Tensor, target_mean: Tensor, mask: Tensor | None = None) -> Tensor:

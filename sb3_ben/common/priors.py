@@ -53,6 +53,7 @@ __all__ = [
     "simulate",
     "terminal_observations",
     "transition_histories",
+    "with_pasts",
 ]
 
 #: arrays with one row per environment; a filter keeps in them whatever it has to remember of an episode
@@ -527,6 +528,34 @@ def transition_histories(
     now = tracker.begin(observations)
     after = tracker.advance(now.state, successors, actions - start, rewards)
     return histories._replace(beliefs=to_tensor(np.stack((now.features, after.features))))
+
+
+def with_pasts(histories: HistoryReplaySamples, length: int) -> HistoryReplaySamples:
+    """Known transitions after a past: the last of ``length`` steps each, of which the others are other known transitions.
+
+    What is known of a transition holds whatever came before. Seen only at the beginning of episodes, it would say nothing about
+    the memory that an agent arrives with, and the successors would be valued by a network that has never learned of such
+    memories: values run away. No past goes on after the end of an episode.
+
+    :param histories: ``length`` times as many histories of a single step
+    :param length: number of steps of the histories that they become
+    """
+
+    def rows(part: th.Tensor) -> th.Tensor:
+        return part.unflatten(0, (length, -1))
+
+    actions, rewards, dones = (rows(part[0]) for part in (histories.actions, histories.rewards, histories.dones))
+    mask = th.zeros_like(rewards)
+    mask[-1] = (dones[:-1].sum(dim=0) == 0).to(mask.dtype)
+    return HistoryReplaySamples(
+        observations=map_observations(lambda part: th.cat((rows(part[0]), rows(part[1])[-1:])), histories.observations),
+        previous_actions=th.cat((th.full_like(actions[:1], NO_ACTION), actions)),
+        previous_rewards=th.cat((th.zeros_like(rewards[:1]), rewards)),
+        actions=actions,
+        rewards=rewards,
+        dones=dones,
+        mask=mask,
+    )
 
 
 def _checked_observations(observations: Any, space: spaces.Space, n: int, name: str) -> Observations:
