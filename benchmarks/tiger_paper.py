@@ -56,18 +56,19 @@ class History:
         self.rewards.append(reward)
 
     def samples(self) -> HistoryReplaySamples:
-        """All histories up to now; the successor of the last is not needed, since the model knows what can follow."""
+        """All histories up to now; the last has no successor, which the model does not need, and is marked as an end."""
         observations, beliefs = self.observations + self.observations[-1:], self.beliefs + self.beliefs[-1:]
         n = len(self.observations)
         actions, rewards = [*self.actions[:n], 0], [*self.rewards[:n], 0.0]
         zeros = th.zeros(n, 1)
+        dones = (th.arange(n) == n - 1).float()[:, None]
         return HistoryReplaySamples(
             observations=th.tensor(observations)[:, None, None],
             previous_actions=th.tensor(actions)[:, None],
             previous_rewards=th.tensor(rewards)[:, None],
             actions=zeros.long(),
             rewards=zeros,
-            dones=zeros,
+            dones=dones,
             mask=zeros + 1,
             beliefs=th.tensor(np.array(beliefs), dtype=th.float32)[:, None],
         )

@@ -27,6 +27,7 @@ from sb3_ben.common.priors import (
     Transitions,
     bellman_means,
     transition_histories,
+    with_last_observations,
     with_pasts,
 )
 from sb3_ben.common.vec_previous_reward import attach_reward
@@ -303,6 +304,34 @@ def test_optimal_values_are_the_fixed_point_of_the_model(monkeypatch: pytest.Mon
     histories, beliefs = whole_episodes(model)
     means = bellman_means(model.policy, histories, gamma=0.9).numpy()
     assert np.allclose(means, exact_values(beliefs), atol=0.05)
+
+
+def test_last_observations_count_for_a_model() -> None:
+    model = tiny("MlpGruPolicy", make_vec("Tiger-v0", 3, seed=0), prior=Prior(model=TigerModel()), buffer_size=300).learn(11 * 3)
+    model.learn(4 * 3, reset_num_timesteps=False)  # a whole episode of each environment, and the beginning of another
+    replayed = model.replay_buffer.sample(20)
+    last = (th.arange(len(replayed.mask))[:, None] == replayed.mask.sum(dim=0) - 1).float()
+    replayed = replayed._replace(dones=last * (th.arange(20) < 5))  # some of them have ended for good
+    extended = with_last_observations(replayed)
+    assert len(extended.mask) == len(replayed.mask) + 1
+    lengths, more = replayed.mask.sum(dim=0), extended.mask.sum(dim=0)
+    ends = (replayed.mask * replayed.dones).sum(dim=0)
+    assert ends.sum() == 5
+    assert th.equal(more, lengths + 1 - ends)
+    assert bellman_means(model.policy, extended, 0.9).shape == (*extended.mask.shape, 3)
+
+
+def test_pretraining_on_a_model_values_the_first_observation() -> None:
+    """With no future the values are the expected rewards, before anything has happened."""
+    options: dict[str, Any] = {"gamma": 0.0, "learning_rate": 1e-2}
+    model = tiny("MlpGruPolicy", make_vec("Tiger-v0", 2), prior=Prior(model=TigerModel()), **options).pretrain(300)
+    encoding, _, _ = model.policy.recall(np.zeros(2, dtype=np.int64), None, None)
+    values = model.policy.bellman_units.unstandardize(encoding.q_values).numpy()
+    config = TigerConfig()
+    door = (config.reward_tiger + config.reward_gold) / 2
+    expected = np.full(3, door)
+    expected[np.abs(values[0] - config.reward_listen).argmin()] = config.reward_listen
+    assert np.allclose(values, expected, atol=5)
 
 
 def test_model_and_belief_learn_the_exact_action_values() -> None:
@@ -684,7 +713,7 @@ def test_impossible_combinations() -> None:
     with pytest.raises(ValueError, match="norm_obs=False"):
         tiny(env=venv, prior=Prior(belief=RescueBelief(SMALL)))
     with pytest.raises(ValueError, match="nothing to pre-train"):
-        tiny(prior=model).pretrain(1)
+        tiny(prior=Prior(belief=TigerBelief()), bellman="point").pretrain(1)
     with pytest.raises(ValueError, match="with_actions"):
         Simulations(TigerEnv, tiny()).agent(make_vec("Tiger-v0", 1))
 

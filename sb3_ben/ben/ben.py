@@ -57,9 +57,11 @@ from sb3_ben.common.priors import (
     PriorFactory,
     RewardBelief,
     bellman_means,
+    first_histories,
     simulate,
     terminal_observations,
     transition_histories,
+    with_last_observations,
     with_pasts,
 )
 from sb3_ben.common.vec_previous_reward import VecPreviousReward
@@ -631,11 +633,9 @@ class BEN(OffPolicyAlgorithm):
 
     def _update(self, histories: HistoryReplaySamples) -> dict[str, float]:
         """N_posterior steps on the ELBO and one on the MSBBE of a batch of histories."""
-        encoding, _ = self.policy.encode(
-            histories.observations, histories.previous_actions, histories.previous_rewards, beliefs=histories.beliefs
-        )
         if self.bellman == "model":
-            return self._model_step(histories, encoding)
+            return self._model_step(with_last_observations(histories))
+        encoding, _ = self._encode(histories)
         b = self._bellman_samples(histories, encoding.q_values)
         encoded = self._arrange(histories, Encoding(*(part[:-1] for part in encoding)), b)
         for _ in range(self.n_posterior_steps - 1):
@@ -644,9 +644,14 @@ class BEN(OffPolicyAlgorithm):
         self.policy.update_bellman_units(b, histories.mask)
         return logs
 
-    def _model_step(self, histories: HistoryReplaySamples, encoding: Encoding) -> dict[str, float]:
+    def _encode(self, histories: HistoryReplaySamples) -> tuple[Encoding, tuple[th.Tensor, ...]]:
+        """Replayed histories after one recurrent pass."""
+        observed = (histories.observations, histories.previous_actions, histories.previous_rewards)
+        return self.policy.encode(*observed, beliefs=histories.beliefs)
+
+    def _model_step(self, histories: HistoryReplaySamples) -> dict[str, float]:
         """A step on the MSBBE of all actions, with the exact model of the prior in place of the flows."""
-        policy = self.policy
+        policy, (encoding, _) = self.policy, self._encode(histories)
         means = bellman_means(policy, histories, self.gamma)
         mask = histories.mask[..., None].expand_as(means)
         if policy.bellman_units.count == 0:
@@ -817,8 +822,9 @@ class BEN(OffPolicyAlgorithm):
     def pretrain(self: SelfBEN, n_steps: int, callback: MaybeCallback = None, progress_bar: bool = False) -> SelfBEN:
         """Algorithm 2 of the paper: minimise the MSBBE under the prior before the first action.
 
-        Each step takes what the prior offers: the MSBBE of first observations under the prior over phi (unless simulations know
-        better what follows them, or there are no flows), of known transitions, and a step of Algorithm 1 on simulated histories.
+        Each step takes what the prior offers: the MSBBE of first observations under the model or the prior over phi (unless
+        simulations know better what follows them, or there are neither flows nor a model), of known transitions, and a step of
+        Algorithm 1 on simulated histories.
 
         :param n_steps: N_pretrain
         :param callback: called after every step
@@ -854,7 +860,7 @@ class BEN(OffPolicyAlgorithm):
         """What each step of Algorithm 2 consists of, given what is known."""
         known = self.known
         stages: list[Callable[[], dict[str, float]]] = []
-        if known.simulations is None and (self.bellman == "flow" or known.is_empty):
+        if known.simulations is None and (self.bellman in ("flow", "model") or known.is_empty):
             if self._last_obs is None and self.env is None:
                 raise ValueError("Pre-training under a prior over phi needs first observations: give the model an environment")
             obs = self.env.reset() if self._last_obs is None else self._last_obs  # type: ignore[union-attr]
@@ -864,12 +870,18 @@ class BEN(OffPolicyAlgorithm):
         if known.simulations is not None:
             stages.append(self._pretrain_on_simulations)
         if not stages:
-            raise ValueError("There is nothing to pre-train on: a model and a belief say what to think, not what happens")
+            raise ValueError("There is nothing to pre-train on: a belief says what to think, not what happens")
         return stages
 
     def _pretrain_on_first_observations(self, first: Any) -> dict[str, float]:
-        """A step on the MSBBE of all actions in first observations, under the prior over phi."""
+        """A step on the MSBBE of all actions in first observations, under the exact model or the prior over phi."""
         policy = self.policy
+        if self.bellman == "model":
+            assert policy.tracker is not None, "a model is a filter"
+            histories = first_histories(first, policy.tracker, partial(th.as_tensor, device=self.device))
+            logs = {"msbbe_first": self._update(histories)["train/msbbe"]}
+            self._follow_target()
+            return logs
         obs, _ = policy.obs_to_tensor(first)
         starts = th.ones(self.n_envs, dtype=th.bool, device=self.device)
         encoding, _ = policy.step(obs, policy.initial_memory(self.n_envs), th.zeros(self.n_envs, device=self.device), starts)
@@ -892,9 +904,7 @@ class BEN(OffPolicyAlgorithm):
         histories = transition_histories(drawn, self.observation_space, policy.action_space, policy.tracker, self.device)
         histories = with_pasts(histories, length) if has_past else histories
         policy.reward_units.update(histories.rewards)
-        encoding, _ = policy.encode(
-            histories.observations, histories.previous_actions, histories.previous_rewards, beliefs=histories.beliefs
-        )
+        encoding, _ = self._encode(histories)
         # of actions that nothing is known of, the best seem ever better if nothing holds them
         b = clamp_to_rewards(self._bellman_samples(histories, encoding.q_values), histories.rewards, self.gamma)
         q = encoding.q_values[:-1].gather(-1, histories.actions[..., None])[..., 0]

@@ -50,9 +50,11 @@ __all__ = [
     "Transitions",
     "bellman_means",
     "check_phi_prior",
+    "first_histories",
     "simulate",
     "terminal_observations",
     "transition_histories",
+    "with_last_observations",
     "with_pasts",
 ]
 
@@ -630,6 +632,54 @@ def _alike(one: spaces.Space, other: spaces.Space) -> bool:
 
 
 # ---------------------------------------------------------------------- exact models
+
+
+def first_histories(
+    observations: Observations, tracker: BeliefTracker, to_tensor: Callable[[np.ndarray], th.Tensor]
+) -> HistoryReplaySamples:
+    """Histories of no transition at all: first observations and what filters make of them.
+
+    :param observations: first observations ``(n, ...)``
+    :param tracker: filters
+    :param to_tensor: puts arrays on the device of the networks
+    """
+    features = tracker.begin(observations).features
+    nothing, no_transition = to_tensor(np.zeros((1, len(features)), dtype=np.float32)), np.zeros((0, len(features)))
+    return HistoryReplaySamples(
+        observations=map_observations(lambda part: to_tensor(np.asarray(part))[None], observations),
+        previous_actions=nothing.long() + NO_ACTION,
+        previous_rewards=nothing,
+        actions=to_tensor(no_transition.astype(np.int64)),
+        rewards=nothing[:0],
+        dones=nothing[:0],
+        mask=nothing[:0],
+        beliefs=to_tensor(features)[None],
+    )
+
+
+def with_last_observations(histories: HistoryReplaySamples) -> HistoryReplaySamples:
+    """Histories whose last observations count, too, unless they are the end: what has not been tried there is no secret to an
+    exact model, and it is there that the agent is to act.
+
+    :param histories: replayed histories
+    """
+
+    def again(part: th.Tensor) -> th.Tensor:
+        return th.cat((part, part[-1:]))
+
+    nothing = th.zeros_like(histories.previous_rewards[:1])
+    begins = histories.mask[:1] if len(histories.mask) else nothing + 1
+    is_left = th.cat((begins, histories.mask * (1 - histories.dones)))
+    names = ("actions", "rewards", "dones")
+    untried = {name: th.cat((getattr(histories, name), nothing.to(getattr(histories, name).dtype))) for name in names}
+    return HistoryReplaySamples(
+        observations=map_observations(again, histories.observations),
+        previous_actions=again(histories.previous_actions),
+        previous_rewards=again(histories.previous_rewards),
+        mask=th.maximum(th.cat((histories.mask, nothing)), is_left),
+        beliefs=None if histories.beliefs is None else again(histories.beliefs),
+        **untried,
+    )
 
 
 @th.no_grad()
