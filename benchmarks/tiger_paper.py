@@ -3,9 +3,10 @@
 python -m benchmarks.tiger_paper [--updates 1 5 10 20 50 100] [--seeds 20] [--tau 0.3] [--imagined 0] [--pretrain 0]
 
 At every time step the agent makes N steps on the MSBBE of its history so far (Adam, learning rate 0.02, GRU of 32 units) and then
-acts greedily; a target network follows once at every time step, and before the first action with every step. Every seed is a new network in a new world. Printed are the returns after each step, median and mean over
-seeds with its 95 % interval, beside the Bayes-optimal agent and posterior sampling in the same worlds, and how far Q is from the
-exact action values along the optimal agent's path.
+acts greedily; a target network follows once at every time step, and before the first action with every step. Every seed is a new
+network in a new world. Printed are the returns after each step, median and mean over seeds with its 95 % interval, beside the
+Bayes-optimal agent and posterior sampling in the same worlds, and how far Q is from the exact action values along the optimal
+agent's path.
 
 The paper has no target network: the successors of the history are valued by the network that is being learned, which has never
 seen them, and its values run away; so they do with one that follows too fast (``--tau 1``). What also helps are histories
