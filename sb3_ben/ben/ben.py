@@ -878,7 +878,7 @@ class BEN(OffPolicyAlgorithm):
         policy = self.policy
         if self.bellman == "model":
             assert policy.tracker is not None, "a model is a filter"
-            histories = first_histories(first, policy.tracker, partial(th.as_tensor, device=self.device))
+            histories = first_histories(first, policy.tracker, self.device)
             logs = {"msbbe_first": self._update(histories)["train/msbbe"]}
             self._follow_target()
             return logs

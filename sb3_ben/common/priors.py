@@ -634,26 +634,24 @@ def _alike(one: spaces.Space, other: spaces.Space) -> bool:
 # ---------------------------------------------------------------------- exact models
 
 
-def first_histories(
-    observations: Observations, tracker: BeliefTracker, to_tensor: Callable[[np.ndarray], th.Tensor]
-) -> HistoryReplaySamples:
+def first_histories(observations: Observations, tracker: BeliefTracker, device: th.device) -> HistoryReplaySamples:
     """Histories of no transition at all: first observations and what filters make of them.
 
     :param observations: first observations ``(n, ...)``
     :param tracker: filters
-    :param to_tensor: puts arrays on the device of the networks
+    :param device: device of the result
     """
-    features = tracker.begin(observations).features
-    nothing, no_transition = to_tensor(np.zeros((1, len(features)), dtype=np.float32)), np.zeros((0, len(features)))
+    features = th.as_tensor(tracker.begin(observations).features, device=device)[None]
+    nothing = th.zeros(features.shape[:2], device=device)
     return HistoryReplaySamples(
-        observations=map_observations(lambda part: to_tensor(np.asarray(part))[None], observations),
+        observations=map_observations(lambda part: th.as_tensor(np.asarray(part), device=device)[None], observations),
         previous_actions=nothing.long() + NO_ACTION,
         previous_rewards=nothing,
-        actions=to_tensor(no_transition.astype(np.int64)),
+        actions=nothing[:0].long(),
         rewards=nothing[:0],
         dones=nothing[:0],
         mask=nothing[:0],
-        beliefs=to_tensor(features)[None],
+        beliefs=features,
     )
 
 
