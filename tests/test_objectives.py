@@ -15,6 +15,7 @@ from sb3_ben.common.objectives import (
     RunningStandardizer,
     add_noise,
     bellman_target,
+    clamp_to_rewards,
     clamp_to_samples,
     disadvantages,
     kl_estimate,
@@ -211,6 +212,13 @@ def test_predictive_means_stay_in_the_range_of_the_samples() -> None:
     b, mask = torch.tensor([-1.0, 2.0, 50.0]), torch.tensor([1.0, 1.0, 0.0])
     means = torch.tensor([-30.0, 0.5, 1e6])
     torch.testing.assert_close(clamp_to_samples(means, b, mask), torch.tensor([-1.0, 0.5, 2.0]))
+
+
+def test_no_value_is_beyond_what_rewards_allow() -> None:
+    b, rewards = torch.tensor([-1000.0, -20.0, 3.0, 80.0]), torch.tensor([-10.0, 1.0, 0.0])
+    assert torch.allclose(clamp_to_rewards(b, rewards, 0.9), torch.tensor([-100.0, -20.0, 3.0, 10.0]))
+    assert torch.allclose(clamp_to_rewards(b, rewards[:1], 0.9), torch.tensor([-100.0, -20.0, 0.0, 0.0]))  # episodes may end
+    assert torch.equal(clamp_to_rewards(b, rewards, 1.0), b)
 
 
 def test_action_gap_grows_and_greedy_values_stay() -> None:
