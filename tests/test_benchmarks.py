@@ -95,7 +95,7 @@ def test_worlds_in_array_operations_are_those_of_the_zoo(tmp_path: Path, monkeyp
 
 def wait_for(condition: Callable[[], Any], what: str) -> Any:
     """What the condition returns as soon as it is true."""
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 480  # a cluster takes minutes to start on a busy machine
     while time.monotonic() < deadline:
         if found := condition():
             return found
