@@ -430,6 +430,15 @@ def test_pasts_are_other_known_transitions() -> None:
     assert np.array_equal(histories.mask, [[0, 0, 0]] * 3 + [[1, 0, 1]])
 
 
+@pytest.mark.parametrize("share", [1.0, 0.9])
+def test_transitions_that_end_episodes_have_no_past_among_them(share: float) -> None:
+    def ending(n: int) -> Transitions:
+        return RescueTransitions(SMALL, seed=0)(n)._replace(dones=np.arange(n) < share * n)
+
+    model = tiny("MlpGruPolicy", small_rescue(), prior=Prior(transitions=ending)).pretrain(20)
+    assert all(np.isfinite(part).all() for part in parameters_of(model))
+
+
 def test_what_is_known_holds_after_any_past() -> None:
     """A recurrent agent that walks to and fro arrives with memories that no first observation has."""
     options = {"batch_size": 32, "learning_rate": 3e-3, "gamma": 0.9, "tau": 0.1, "sequence_length": 8, "bellman": "point"}

@@ -902,7 +902,8 @@ class BEN(OffPolicyAlgorithm):
         length = int(np.random.randint(1, self.sequence_length + 1)) if has_past else 1
         drawn = known.transitions(length * self.batch_size)
         histories = transition_histories(drawn, self.observation_space, policy.action_space, policy.tracker, self.device)
-        histories = with_pasts(histories, length) if has_past else histories
+        if has_past and not histories.dones.all():
+            histories = with_pasts(histories, length)
         policy.reward_units.update(histories.rewards)
         encoding, _ = self._encode(histories)
         # of actions that nothing is known of, the best seem ever better if nothing holds them
@@ -915,7 +916,8 @@ class BEN(OffPolicyAlgorithm):
             phi = policy.prior_distribution().sample(th.Size((self.n_phi_samples,)))
             context = policy.context(Encoding(*(part[:-1] for part in encoding)), histories.actions)
             blurred = add_noise(targets[-1], self.bellman_noise)
-            nll = -policy.aleatoric.log_prob(blurred, context[-1], phi)[:, histories.mask[-1].bool()].mean()
+            log_prob, counts = policy.aleatoric.log_prob(blurred, context[-1], phi).mean(dim=0), histories.mask[-1]
+            nll = -(log_prob * counts).sum() / counts.sum().clamp_min(1)
             loss, logs["nll_transitions"] = msbbe + nll, nll.item()
         self._descend(loss)
         policy.update_bellman_units(b, histories.mask)
