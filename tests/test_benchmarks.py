@@ -427,13 +427,37 @@ def test_smoke_versions_change_priors_and_add_none() -> None:
     assert "prior" not in agents["RecurrentPPO"].hyperparams
 
 
-def test_tuning_tries_each_of_the_options(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = ["--algo", "bootdqn", "--env", "Tiger-v0", "--steps", "256", "--episodes", "8", "--options", "", "gamma=0.5"]
-    monkeypatch.setattr("sys.argv", ["tuning", *arguments])
+def tune(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, trials: Path, *arguments: str) -> list[str]:
+    """The lines that a small call of benchmarks.tuning prints."""
+    small = ["--algo", "bootdqn", "--env", "Tiger-v0", "--steps", "256", "--episodes", "8", "--trials", str(trials)]
+    monkeypatch.setattr("sys.argv", ["tuning", *small, *arguments])
     tuning.main()
-    rows = capsys.readouterr().out.splitlines()[1:]
-    assert [row.rpartition(": ")[2] for row in rows] == ["as they are", "gamma=0.5"]
+    return capsys.readouterr().out.splitlines()
+
+
+def test_tuning_tries_each_of_the_options(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rows = tune(capsys, monkeypatch, tmp_path / "trials.csv", "--options", "", "gamma=0.5")[-2:]
+    assert {row.rpartition(": ")[2] for row in rows} == {"as they are", "gamma=0.5"}
     assert all(-500 * 11 <= float(row.split()[2]) <= 110 for row in rows)
+
+
+def test_tuning_goes_on_where_it_was(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    trials = tmp_path / "trials.csv"
+    tune(capsys, monkeypatch, trials, "--search", "1")
+    lines = tune(capsys, monkeypatch, trials, "--search", "2", "--options", "")
+    assert [line.split(":")[0] for line in lines if " of " in line] == ["1 of 2", "2 of 2"]
+    assert len(trials.read_text().splitlines()) == 1 + 3
+    scores = [float(line.split()[2]) for line in lines[-3:]]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_random_search_draws_the_same_options_again_and_none_twice() -> None:
+    first = tuning.drawn("ppo_lstm", "Tiger-v0", 30)
+    assert tuning.drawn("ppo_lstm", "Tiger-v0", 40)[:30] == first
+    assert len(set(first)) == 30
+    assert tuning.drawn("ppo_lstm", "CartPole-v1", 30) != first
 
 
 def test_published_results_belong_to_the_experiments() -> None:

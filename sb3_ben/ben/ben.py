@@ -726,15 +726,20 @@ class BEN(OffPolicyAlgorithm):
     def _arrange(self, histories: HistoryReplaySamples, encoding: Encoding, b: th.Tensor) -> Encoded:
         """The transitions of encoded histories, with the dimensions of the posterior first."""
         policy = self.policy
-        context = policy.context(encoding, histories.actions, detach_q=self.msbbe == "semi")
-        q = encoding.q_values.gather(-1, histories.actions[..., None])[..., 0]
-        parts = (context, q, policy.bellman_units.standardize(b), histories.mask)
+        parts: tuple[th.Tensor, ...] = (*encoding, histories.actions, b, histories.mask)
         if self.belief_scope == "episode":  # (E, T, ...): one row for each environment's own posterior
-            context, q, b, mask = (part.transpose(0, 1) for part in parts)
-            return Encoded(context, q, b, mask, n_total=mask.sum(dim=-1))
-        context, q, b, mask = (part.flatten(0, 1) for part in parts)
-        n_total = float(self.replay_buffer.size() * self.n_envs + self._n_simulated_transitions)
-        return Encoded(context, q, b, mask, n_total=th.tensor(n_total, device=self.device))
+            parts = tuple(part.transpose(0, 1) for part in parts)
+            n_total = parts[-1].sum(dim=-1)
+        else:  # what does not count, padding and burn-in, is left out: the flows would take as long for it
+            counts = histories.mask.flatten() > 0
+            counts[0] = True  # something has to be there, in a batch where nothing counts as well
+            parts = tuple(part.flatten(0, 1)[counts] for part in parts)
+            n_transitions = self.replay_buffer.size() * self.n_envs + self._n_simulated_transitions
+            n_total = th.tensor(float(n_transitions), device=self.device)
+        latent, q_values, features, actions, b, mask = parts
+        context = policy.context(Encoding(latent, q_values, features), actions, detach_q=self.msbbe == "semi")
+        q = q_values.gather(-1, actions[..., None])[..., 0]
+        return Encoded(context, q, policy.bellman_units.standardize(b), mask, n_total)
 
     @property
     def _n_simulated_transitions(self) -> int:
