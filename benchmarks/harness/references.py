@@ -11,7 +11,7 @@ from sb3_ben.envs.bandit import BanditConfig
 from sb3_ben.envs.search_and_rescue import SearchAndRescueConfig
 from sb3_ben.envs.tiger import TigerConfig
 from sb3_ben.envs.world import WorldConfig
-from sb3_ben.oracles import bandit, search_and_rescue, tiger
+from sb3_ben.oracles import bandit, memoryless, search_and_rescue, tiger
 
 DRAWS = 7  # seed of those that draw
 
@@ -21,6 +21,7 @@ REFERENCES: dict[type[WorldConfig], dict[str, Callable[[Any], Any]]] = {
         "Bayes-optimal": tiger.BayesOptimal,
         "arg-max QMDP": tiger.ArgMaxQMDP,
         "posterior sampling": lambda config: tiger.PosteriorSampling(config, seed=DRAWS),
+        "best without memory": memoryless.BestMemorylessTiger,
         "always listens": tiger.AlwaysListen,
     },
     SearchAndRescueConfig: {
@@ -32,6 +33,7 @@ REFERENCES: dict[type[WorldConfig], dict[str, Callable[[Any], Any]]] = {
         "Bayes-optimal": bandit.BayesOptimal,
         "Gittins": bandit.Gittins,
         "greedy": bandit.Greedy,
+        "best without memory": memoryless.BestMemorylessBandit,
         "Thompson": lambda config: bandit.Thompson(config, seed=DRAWS),
         "random": lambda config: bandit.RandomArm(config, seed=DRAWS),
     },
