@@ -93,10 +93,10 @@ def test_learn_predict_save_load(policy: str, n_envs: int, tmp_path: Path) -> No
 )
 def test_options(kwargs: dict[str, Any]) -> None:
     model = tiny("MlpGruPolicy", make_vec("Tiger-v0", 4), **kwargs)
-    before = parameters_of(model)
+    before = [values.clone() for values in model.q_net.parameters()]
     model.learn(160)
     assert model._n_updates > 0
-    assert not same(before, parameters_of(model))
+    assert not any(th.equal(old, new) for old, new in zip(before, model.q_net.parameters(), strict=True))
     assert all(np.isfinite(values).all() for values in parameters_of(model))
 
 
@@ -217,9 +217,7 @@ def test_memory_in_training_is_that_of_predict(monkeypatch: pytest.MonkeyPatch) 
 def test_evaluation_leaves_training_unchanged() -> None:
     class Evaluate(BaseCallback):
         def _on_step(self) -> bool:
-            state = np.random.get_state()
             evaluate_policy(self.model, make_vec("Tiger-v0", 2, seed=3), 4, deterministic=True, warn=False)
-            np.random.set_state(state)
             return True
 
     plain = tiny(env=make_vec("Tiger-v0", 2)).learn(80)
@@ -424,6 +422,79 @@ def test_resume_in_a_new_process_is_exact(kwargs: dict[str, Any], tmp_path: Path
         assert np.array_equal(resumed[f"arr_{i}"], value), list(model.policy.state_dict())[i]
 
 
+def test_a_loaded_model_can_be_saved_before_it_goes_on(tmp_path: Path) -> None:
+    model = tiny("MlpLstmPolicy", make_vec("Tiger-v0", 2), train_freq=3, belief_scope="episode")
+    model.learn(140, callback=SaveInTheMiddle(74, tmp_path))
+    copied = RESUME.replace("model.load_replay_buffer", 'model.save(folder / "model.zip")\nmodel.load_replay_buffer')
+    assert copied != RESUME
+    for _ in range(2):  # from the copy that the first of them makes, as well
+        subprocess.run([sys.executable, "-c", copied, str(tmp_path), "66"], check=True)
+        resumed = np.load(tmp_path / "after.npz")
+        assert all(np.array_equal(resumed[f"arr_{i}"], value) for i, value in enumerate(parameters_of(model)))
+
+
+@pytest.mark.parametrize(
+    ("save", "load", "name"), [("save", "load", "m.zip"), ("save_replay_buffer", "load_replay_buffer", "b.pkl")]
+)
+def test_what_was_saved_survives_a_kill_while_saving(
+    save: str, load: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, path = tiny().learn(40), tmp_path / name
+    getattr(model, save)(path)
+
+    def die(*args: Any, **kwargs: Any) -> None:
+        path.with_name(f"{name}.unfinished").write_bytes(b"half of it")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("stable_baselines3.common.base_class.save_to_zip_file", die)
+    monkeypatch.setattr("stable_baselines3.common.off_policy_algorithm.save_to_pkl", die)
+    with pytest.raises(KeyboardInterrupt):
+        getattr(model, save)(path)
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+    getattr(model, load)(path)
+
+
+def test_windows_of_replay_can_be_changed_on_loading(tmp_path: Path) -> None:
+    tiny(sequence_length=5).learn(20).save(tmp_path / "model")
+    loaded = BEN.load(tmp_path / "model", env=make_vec("Tiger-v0", 1), sequence_length=9, burn_in=3)
+    assert (loaded.replay_buffer.sequence_length, loaded.replay_buffer.burn_in) == (9, 3)
+
+
+def test_a_buffer_of_the_past_is_not_joined_to_the_running_episode(tmp_path: Path) -> None:
+    model = tiny(env=make_vec("Tiger-v0", 2, seed=0), learning_starts=1000, buffer_size=1000).learn(30)
+    model.save_replay_buffer(tmp_path / "buffer")
+    for is_past in (False, True):  # after the second loading, what the buffer ends with was some steps ago
+        model.load_replay_buffer(tmp_path / "buffer")
+        row = model.replay_buffer.pos
+        model.learn(2, reset_num_timesteps=False)
+        assert (model.replay_buffer.episode_starts[row] == is_past).all()
+
+
+def test_pretraining_takes_the_learning_rate_of_the_flows() -> None:
+    model = tiny(learning_rate=1e-3).pretrain(1)
+    assert model.policy.posterior_optimizer.param_groups[0]["lr"] == pytest.approx(3e-3)
+    model = tiny(learning_rate=1e-3, posterior_learning_rate=0.05).pretrain(1)
+    assert model.policy.posterior_optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
+
+
+def test_without_flows_and_prior_there_is_nothing_to_pretrain_on() -> None:
+    with pytest.raises(ValueError, match="nothing to pre-train on"):
+        tiny(bellman="point").pretrain(1)
+
+
+def test_double_sampling_moves_values_and_no_flows() -> None:
+    model = tiny(env=make_vec("Tiger-v0", 2), msbbe="double").learn(60)
+    histories = model._replay(8)
+    encoding, _ = model._encode(histories)
+    b = model._bellman_samples(histories, encoding.q_values)
+    encoded = model._arrange(histories, type(encoding)(*(part[:-1] for part in encoding)), b)
+    model.policy.zero_grad()
+    model._msbbe(encoded, model._negative_elbo(encoded))[0].backward()
+    assert all(part.grad is None for part in model.policy.aleatoric.parameters())
+    assert all(part.requires_grad for part in model.policy.aleatoric.parameters())
+    assert next(model.q_net.parameters()).grad.abs().sum() > 0
+
+
 def test_predict_acts_by_averaged_weights(tmp_path: Path) -> None:
     model = tiny("MlpGruPolicy", make_vec("Tiger-v0", 2), policy_kwargs={"averaging": 0.9})
     expected: list[th.Tensor] = []
@@ -457,6 +528,11 @@ def test_predict_acts_by_averaged_weights(tmp_path: Path) -> None:
     obs: Any = VecPreviousReward(make_vec("Tiger-v0", 2, seed=0)).reset()
     encoding, _, _ = model.policy.recall(obs, None, None)
     assert encoding.q_values.abs().min() > 0
+    beliefs = model.bellman_distribution(obs).aleatoric_std  # of the flow that belongs to these encodings
+    with th.no_grad():
+        for part in model.policy.aleatoric.parameters():
+            part.fill_(0.5)
+    assert np.allclose(model.bellman_distribution(obs).aleatoric_std, beliefs, rtol=0.1)
     model.save(tmp_path / "model")
     assert same(parameters_of(model), parameters_of(BEN.load(tmp_path / "model")))
     with pytest.raises(ValueError, match="averaging"):
@@ -533,6 +609,26 @@ def test_action_gap_lowers_the_samples_of_other_actions() -> None:
         ({"policy_kwargs": {"phi_dim": 0}}, "phi_dim"),
         ({"policy_kwargs": {"n_rnn_layers": 0}}, "n_rnn_layers"),
         ({"policy_kwargs": {"rnn_type": "linear", "rnn_hidden_size": 0}}, "rnn_hidden_size"),
+        ({"policy_kwargs": {"rnn_type": "linear", "rnn_kwargs": {"max_time": 0.0}}}, "max_time"),
+        ({"policy_kwargs": {"rnn_kwargs": {"bidirectional": True}}}, "bidirectional"),
+        ({"policy_kwargs": {"aleatoric_bins": 0}}, "aleatoric_bins"),
+        ({"policy_kwargs": {"aleatoric_hidden_size": 0}}, "aleatoric_hidden_size"),
+        ({"policy_kwargs": {"prior_spread": -1.0}}, "prior_spread"),
+        ({"policy_kwargs": {"prior_spread": np.nan}}, "prior_spread"),
+        ({"policy_kwargs": {"prior_variance": -1.0}}, "prior_variance"),
+        ({"train_freq": 0}, "train_freq"),
+        ({"train_freq": (0, "episode")}, "train_freq"),
+        ({"batch_size": 2.5}, "batch_size"),
+        ({"sequence_length": 2.5}, "sequence_length"),
+        ({"gradient_steps": 1.5}, "gradient_steps"),
+        ({"bellman_noise": np.nan}, "bellman_noise"),
+        ({"bellman_noise": np.inf}, "bellman_noise"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm"),
+        ({"max_grad_norm": np.nan}, "max_grad_norm"),
+        ({"learning_rate": -1e-3}, "learning_rate"),
+        ({"posterior_learning_rate": -1e-3}, "posterior_learning_rate"),
+        ({"posterior_learning_rate": np.nan}, "posterior_learning_rate"),
+        ({"bellman": "point", "exploration": "posterior"}, "exploration"),
     ],
 )
 def test_impossible_arguments(kwargs: dict[str, Any], name: str) -> None:
@@ -541,38 +637,47 @@ def test_impossible_arguments(kwargs: dict[str, Any], name: str) -> None:
 
 
 def test_wrong_spaces() -> None:
-    with pytest.raises(AssertionError, match="action space"):
+    with pytest.raises(AssertionError, match=r"action space.*ActionWrapper"):
         BEN("MlpLstmPolicy", "Pendulum-v1")
+    with pytest.raises(AssertionError, match=r"action space.*ActionWrapper"):
+        tiny(env=Broken("nothing", action_space=spaces.MultiDiscrete([2, 2])))
+    nested = spaces.Dict({"inner": spaces.Dict({"x": spaces.Discrete(2)})})
+    with pytest.raises(NotImplementedError, match="FlattenObservation"):
+        tiny(env=Broken("nothing", observation_space=nested))
     with pytest.raises(ValueError, match="MultiInputLstmPolicy"):
         tiny("MlpLstmPolicy", SimpleMultiObsEnv())
+    with pytest.raises(ValueError, match="MlpLstmPolicy"):
+        tiny("MultiInputLstmPolicy", "CartPole-v1")
 
 
 class Broken(gym.Env):
-    """Returns something that is not finite after a few steps."""
+    """Returns something that is not finite after a few steps, at once, or when its episode is cut off."""
 
-    observation_space, action_space = spaces.Box(-1, 1, (2,), dtype=np.float32), spaces.Discrete(2)
-
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, observation_space: Any = None, action_space: Any = None) -> None:
         self.what = what
+        self.observation_space = observation_space or spaces.Box(-1, 1, (2,), dtype=np.float32)
+        self.action_space = action_space or spaces.Discrete(2)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
         super().reset(seed=seed)
         self.t = 0
-        return np.zeros(2, dtype=np.float32), {}
+        return np.full(2, np.nan if self.what == "first observation" else 0.0, dtype=np.float32), {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
         self.t += 1
         bad = self.t > 3
-        obs = np.full(2, np.nan if bad and self.what == "observation" else 0.0, dtype=np.float32)
-        return obs, float("inf") if bad and self.what == "reward" else 0.0, False, False, {}
+        obs = np.full(2, np.nan if bad and self.what in ("observation", "last observation") else 0.0, dtype=np.float32)
+        ends = bad and self.what == "last observation"
+        return obs, float("inf") if bad and self.what == "reward" else 0.0, False, ends, {}
 
 
-@pytest.mark.parametrize("what", ["observation", "reward"])
-def test_numbers_that_are_not_finite_are_refused_at_once(what: str) -> None:
-    model = tiny(env=DummyVecEnv([lambda: Broken(what)]))
-    with pytest.raises(ValueError, match=f"{what}.*not finite"):
+@pytest.mark.parametrize("bellman", ["flow", "point"])
+@pytest.mark.parametrize("what", ["observation", "first observation", "last observation", "reward"])
+def test_numbers_that_are_not_finite_are_refused_at_once(what: str, bellman: str) -> None:
+    model = tiny(env=DummyVecEnv([lambda: Broken(what)]), bellman=bellman)
+    with pytest.raises(ValueError, match=f"{what.removeprefix('first ')}.*not finite"):
         model.learn(50)
-    assert model.num_timesteps == 4
+    assert model.num_timesteps == (0 if what == "first observation" else 4)
 
 
 def test_changing_units_changes_no_value() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, Independent, Laplace, MultivariateNormal, Normal
 
 from sb3_ben.common.aleatoric import AleatoricFlow, ConditionalDensity, SliceFlow, Spline, UncertainWeights
-from sb3_ben.common.epistemic import EpistemicFlow, RowAdam, StackedEpistemicFlow, default_prior
+from sb3_ben.common.epistemic import EpistemicFlow, RowAdam, StackedEpistemicFlow, default_prior, prior_log_prob
 from sb3_ben.common.objectives import PAPER_BASE_PRECISION, negative_elbo, total_variance
 
 CONTEXT_DIM, PHI_DIM = 6, 8
@@ -413,3 +413,14 @@ def test_argument_checks_of_torch_stay_on() -> None:
     assert Distribution._validate_args
     with pytest.raises(ValueError, match="scale"):
         Normal(0.0, -1.0)
+
+
+def test_prior_is_evaluated_where_it_is() -> None:
+    """On a machine without a second device, fake tensors tell where they would be."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    normal = Normal(torch.zeros(6), torch.ones(6), validate_args=False)
+    prior = Independent(normal, 1, validate_args=False)
+    assert torch.equal(prior_log_prob(prior, torch.ones(4, 6)), prior.log_prob(torch.ones(4, 6)))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert prior_log_prob(prior, torch.ones(4, 6, device="cuda")).device.type == "cuda"

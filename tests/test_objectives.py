@@ -161,6 +161,13 @@ def test_total_variance() -> None:
     assert torch.equal(total_variance(means[:1], variances[:1])[1], torch.zeros(4))
 
 
+def test_spread_of_few_antithetic_hypotheses_is_not_biased() -> None:
+    """b that is linear in phi: the mean square of the estimates is the prior's variance."""
+    noise = torch.randn(20_000, 2, 1)
+    means = torch.cat((noise, -noise), dim=1)
+    assert total_variance(means, torch.ones_like(means))[1].square().mean().item() == pytest.approx(1.0, rel=0.05)
+
+
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
 @pytest.mark.parametrize("offset", [0.0, 3.0])
 def test_standardizer_matches_the_data(scale: float, offset: float) -> None:

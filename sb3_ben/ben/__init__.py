@@ -1,4 +1,21 @@
 from sb3_ben.ben.ben import BEN
-from sb3_ben.ben.policies import CnnLstmPolicy, MlpGruPolicy, MlpLstmPolicy, MlpPolicy, MultiInputLstmPolicy
+from sb3_ben.ben.policies import (
+    CnnLstmPolicy,
+    CnnPolicy,
+    MlpGruPolicy,
+    MlpLstmPolicy,
+    MlpPolicy,
+    MultiInputLstmPolicy,
+    MultiInputPolicy,
+)
 
-__all__ = ["BEN", "CnnLstmPolicy", "MlpGruPolicy", "MlpLstmPolicy", "MlpPolicy", "MultiInputLstmPolicy"]
+__all__ = [
+    "BEN",
+    "CnnLstmPolicy",
+    "CnnPolicy",
+    "MlpGruPolicy",
+    "MlpLstmPolicy",
+    "MlpPolicy",
+    "MultiInputLstmPolicy",
+    "MultiInputPolicy",
+]

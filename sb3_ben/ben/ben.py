@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pathlib
 import random
+import sys
 import warnings
 import zipfile
 from collections import defaultdict
@@ -20,7 +21,7 @@ from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.torch_layers import FlattenExtractor
+from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, RolloutReturn, Schedule, TrainFreq
 from stable_baselines3.common.utils import (
     FloatSchedule,
@@ -35,9 +36,20 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch.distributions import Distribution
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from sb3_ben.ben.policies import BENPolicy, CnnLstmPolicy, Encoding, MlpGruPolicy, MlpLstmPolicy, MlpPolicy, MultiInputLstmPolicy
+from sb3_ben.ben.policies import (
+    BENPolicy,
+    CnnLstmPolicy,
+    CnnPolicy,
+    Encoding,
+    MlpGruPolicy,
+    MlpLstmPolicy,
+    MlpPolicy,
+    MultiInputLstmPolicy,
+    MultiInputPolicy,
+)
 from sb3_ben.common.buffers import HistoryReplayBuffer, HistoryReplaySamples, as_histories, join_histories
-from sb3_ben.common.epistemic import EpistemicFlow, RowAdam, StackedEpistemicFlow
+from sb3_ben.common.checks import check, check_count, check_number
+from sb3_ben.common.epistemic import EpistemicFlow, RowAdam, StackedEpistemicFlow, prior_log_prob
 from sb3_ben.common.objectives import (
     PAPER_BASE_PRECISION,
     add_noise,
@@ -64,6 +76,7 @@ from sb3_ben.common.priors import (
     with_last_observations,
     with_pasts,
 )
+from sb3_ben.common.saving import complete_file
 from sb3_ben.common.vec_previous_reward import VecPreviousReward
 
 __all__ = ["BEN", "BellmanDistribution"]
@@ -77,6 +90,7 @@ CHOICES = {
     "bellman": ("flow", "point", "model"),
     "exploration": ("epsilon", "spread", "posterior", "greedy"),
 }
+LARGE = sys.float_info.max  # for bounds that leave out infinity
 PRETRAIN_LOG_INTERVAL = 100  # steps of pre-training that logged values are averaged over
 SPREAD = (0.02, 0.5)  # the epsilons of exploration="spread"; a quarter of the environments act at random
 
@@ -134,7 +148,7 @@ class BEN(OffPolicyAlgorithm):
     Paper: https://arxiv.org/abs/2308.13049
 
     :param policy: ``"MlpLstmPolicy"``, ``"MlpGruPolicy"``, ``"CnnLstmPolicy"``, ``"MultiInputLstmPolicy"``, the history-free
-        ``"MlpPolicy"``, or a policy class
+        ``"MlpPolicy"``, ``"CnnPolicy"`` and ``"MultiInputPolicy"``, or a policy class
     :param env: the environment to learn from (if registered in Gym, can be str)
     :param learning_rate: learning rate of the Q-network, a number or a function of the remaining progress (from 1 to 0)
     :param buffer_size: maximal number of transitions in the replay buffer
@@ -199,6 +213,8 @@ class BEN(OffPolicyAlgorithm):
         "MlpPolicy": MlpPolicy,
         "CnnLstmPolicy": CnnLstmPolicy,
         "MultiInputLstmPolicy": MultiInputLstmPolicy,
+        "CnnPolicy": CnnPolicy,
+        "MultiInputPolicy": MultiInputPolicy,
     }
     policy: BENPolicy
     policy_class: type[BENPolicy]
@@ -306,6 +322,7 @@ class BEN(OffPolicyAlgorithm):
         self._believed: Believed | None = None
         self._n_pretrained, self._simulation_seed = 0, 0
         self._rollout_steps, self._rollout_episodes, self._n_calls = 0, 0, 0
+        self._n_stored = 0
         self._resume: dict[str, Any] | None = None
         if _init_setup_model:
             self._setup_model()
@@ -317,9 +334,6 @@ class BEN(OffPolicyAlgorithm):
         self.prior = self.known = Prior.of(self.prior, self.env)
         self._check_arguments()
         self.replay_buffer_class = self.replay_buffer_class or HistoryReplayBuffer
-        if issubclass(self.replay_buffer_class, HistoryReplayBuffer):
-            windows = {"sequence_length": self.sequence_length, "burn_in": self.burn_in}
-            self.replay_buffer_kwargs = windows | self.replay_buffer_kwargs
         self._setup_networks_and_buffer()
         self.q_net, self.q_net_target = self.policy.q_net, self.policy.q_net_target
         self._running_stats = [get_parameters_by_name(net, ["running_"]) for net in (self.q_net, self.q_net_target)]
@@ -339,12 +353,15 @@ class BEN(OffPolicyAlgorithm):
         self.beliefs_optimizer = RowAdam(self.beliefs.psi.parameters(), lr=self.posterior_lr_schedule(1))
 
     def _setup_networks_and_buffer(self) -> None:
-        """SB3's set-up. What the prior says is passed on, but not kept among the user's arguments: it has a place of its own."""
+        """SB3's set-up. What the prior says and the windows of replay are passed on, but not kept among the user's arguments:
+        they have places of their own."""
         given = self.policy_kwargs, self.replay_buffer_kwargs
         parts = {"prior": self.known.phi, "belief": self.known.belief, "bellman_model": self.known.model}
         self.policy_kwargs = given[0] | {name: part for name, part in parts.items() if part is not None}
         tracker = BENPolicy.make_tracker(self.known.belief, self.known.model, cast(spaces.Discrete, self.action_space))
-        self.replay_buffer_kwargs = given[1] | ({} if tracker is None else {"belief_dim": tracker.dim})
+        if issubclass(self.replay_buffer_class or HistoryReplayBuffer, HistoryReplayBuffer):
+            windows = {"sequence_length": self.sequence_length, "burn_in": self.burn_in}
+            self.replay_buffer_kwargs = windows | given[1] | ({} if tracker is None else {"belief_dim": tracker.dim})
         try:
             super()._setup_model()
         finally:
@@ -360,33 +377,33 @@ class BEN(OffPolicyAlgorithm):
             if value not in choices:
                 raise ValueError(f"`{name}` must be one of {', '.join(map(repr, choices))}, got {value!r}")
         self._check_observation_space()
-        self._check_prior()
+        self._check_prior()  # which may change `bellman`
         if self.belief_scope == "episode" and not issubclass(
             self.replay_buffer_class or HistoryReplayBuffer, HistoryReplayBuffer
         ):
             raise ValueError("`belief_scope='episode'` fits histories: it needs a HistoryReplayBuffer")
-        positive = (
-            "buffer_size",
-            "batch_size",
-            "sequence_length",
-            "n_posterior_steps",
-            "n_phi_samples",
-            "target_update_interval",
-        )
-        for name in positive:
-            if getattr(self, name) < 1:
-                raise ValueError(f"`{name}` must be at least 1, got {getattr(self, name)}")
-        for name in ("learning_starts", "n_pretrain_steps", "bellman_noise", "max_grad_norm"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"`{name}` must not be negative, got {getattr(self, name)}")
+        if self.exploration == "posterior" and self.bellman != "flow":
+            raise ValueError(
+                f"`exploration='posterior'` draws hypotheses from the flows, which bellman={self.bellman!r} goes without"
+            )
+        frequency, *_ = self.train_freq if isinstance(self.train_freq, tuple) else (self.train_freq,)
+        check_count("train_freq", frequency)
+        counts = ("buffer_size", "batch_size", "sequence_length", "n_posterior_steps", "n_phi_samples", "target_update_interval")
+        for name in counts:
+            check_count(name, getattr(self, name))
+        for name, least in (("gradient_steps", -1), ("n_pretrain_steps", 0), ("burn_in", 0)):
+            check_count(name, getattr(self, name), least)
+        check_number("learning_starts", self.learning_starts, 0)
+        check_number("bellman_noise", self.bellman_noise, 0, LARGE)
         epsilons = ("exploration_fraction", "exploration_initial_eps", "exploration_final_eps")
         for name in ("tau", "gamma", "flow_weight", "encoder_weight", *epsilons):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"`{name}` must lie between 0 and 1, got {getattr(self, name)}")
-        if not 0 <= self.action_gap < 1:
-            raise ValueError(f"`action_gap` must be at least 0 and less than 1, got {self.action_gap}")
-        if not self.action_gap_limit > 0:
-            raise ValueError(f"`action_gap_limit` must be positive, got {self.action_gap_limit}")
+            check_number(name, getattr(self, name), 0, 1)
+        for name in ("learning_rate", "posterior_learning_rate"):
+            if not callable(getattr(self, name)) and getattr(self, name) is not None:
+                check_number(name, getattr(self, name), 0, LARGE)
+        check(0 <= self.action_gap < 1, f"`action_gap` must be at least 0 and less than 1, got {self.action_gap}")
+        for name in ("action_gap_limit", "max_grad_norm"):
+            check(getattr(self, name) > 0, f"`{name}` must be positive, got {getattr(self, name)}")
 
     def _check_prior(self) -> None:
         """Say at once which parts of the prior do not go together with the rest."""
@@ -398,8 +415,6 @@ class BEN(OffPolicyAlgorithm):
         if (known.model is not None) != (self.bellman == "model"):
             which = "without" if known.model is None else "with"
             raise ValueError(f"`bellman={self.bellman!r}` does not go together with a prior {which} a model")
-        if known.model is not None and self.exploration == "posterior":
-            raise ValueError("`exploration='posterior'` draws hypotheses from the flows, and an exact model takes their place")
         filters = known.belief is not None or known.model is not None
         if filters and not issubclass(self.replay_buffer_class or HistoryReplayBuffer, HistoryReplayBuffer):
             raise ValueError("A prior with a belief or a model needs a HistoryReplayBuffer, which stores what filters say")
@@ -414,19 +429,16 @@ class BEN(OffPolicyAlgorithm):
     def _check_observation_space(self) -> None:
         """Say at once, and with a remedy, what the networks could only stumble over."""
         space = self.observation_space
-        if isinstance(space, spaces.Dict) and any(
-            isinstance(part, (spaces.Dict, spaces.Tuple)) for part in space.spaces.values()
-        ):
-            raise ValueError(
-                "Nested observation spaces are not supported: flatten them with gymnasium.wrappers.FlattenObservation"
-            )
         extractor = self.policy_kwargs.get("features_extractor_class") or self.policy_class.default_features_extractor_class
         if isinstance(space, spaces.Dict) and extractor is FlattenExtractor:
             raise ValueError("Observations are dictionaries: use MultiInputLstmPolicy, or a features extractor for them")
+        if not isinstance(space, spaces.Dict) and extractor is CombinedExtractor:
+            raise ValueError("Observations are no dictionaries: use MlpLstmPolicy, or CnnLstmPolicy for images")
 
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
         """As in SB3, with the wrapper that carries the previous reward outermost."""
+        _check_spaces(env.observation_space, env.action_space)
         venv = OffPolicyAlgorithm._wrap_env(env, verbose, monitor_wrapper)
         return venv if isinstance(venv, VecPreviousReward) else VecPreviousReward(venv)
 
@@ -444,6 +456,7 @@ class BEN(OffPolicyAlgorithm):
         if self.replay_buffer.n_envs != self.n_envs:
             raise ValueError(f"The replay buffer holds {self.replay_buffer.n_envs} environments, the model has {self.n_envs}")
         self._check_prior()  # of the environment in use, which may have been set since
+        _check_finite(self._last_obs, "observation")
         if is_fresh:
             self._start_episodes()
         return total_timesteps, callback
@@ -588,14 +601,14 @@ class BEN(OffPolicyAlgorithm):
     ) -> None:
         normalize = self._vec_normalize_env
         original = np.asarray(reward if normalize is None else normalize.get_original_reward(), dtype=np.float32)
-        if not np.isfinite(original).all():
-            raise ValueError(f"The environment returned a reward that is not finite: {original}")
-        for part in new_obs.values() if isinstance(new_obs, dict) else (new_obs,):
-            if not np.isfinite(part).all():
-                raise ValueError(f"The environment returned an observation that is not finite: {np.asarray(part)}")
+        _check_finite(original, "reward")
+        _check_finite(new_obs, "observation")
+        for i in np.flatnonzero(dones):  # of these, the new observation belongs to the next episode
+            _check_finite(infos[i].get("terminal_observation", 0.0), "last observation of an episode")
         if self.policy.tracker is not None:
             self._advance_beliefs(buffer_action, new_obs, original, dones, infos)
         super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
+        self._n_stored = getattr(self.replay_buffer, "n_added", 0)
         self.policy.reward_units.update(th.as_tensor(original, device=self.device))
         self._last_rewards = original
         self._last_episode_starts = np.array(dones, dtype=bool)
@@ -757,7 +770,7 @@ class BEN(OffPolicyAlgorithm):
     def _negative_elbo(self, encoded: Encoded, with_moments: bool = True) -> Estimate:
         """The negative ELBO per transition, and what else its hypotheses tell; the moments only where they are asked for."""
         phi, log_q = self.posterior.rsample_and_log_prob(self.n_phi_samples)
-        log_prior = self.policy.prior_distribution().log_prob(phi)
+        log_prior = prior_log_prob(self.policy.prior_distribution(), phi)
         precision = PAPER_BASE_PRECISION if self.elbo == "paper" else 1.0
         blurred = add_noise(encoded.b, self.bellman_noise)
         aleatoric, arguments = self.policy.aleatoric, (blurred, encoded.context, phi, precision)
@@ -807,7 +820,9 @@ class BEN(OffPolicyAlgorithm):
             return msbbe_semi(encoded.q, th.lerp(encoded.b, mean, self.flow_weight), encoded.mask), logs
         with th.no_grad():
             other, _ = self.posterior.rsample_and_log_prob(1)
+        aleatoric.requires_grad_(False)  # the MSBBE is minimised over Q alone: flows that followed it would predict what Q wants
         b1, b2 = (aleatoric.rsample(encoded.context, one, 1)[..., 0, :, 0] for one in (estimate.phi[..., :1, :], other))
+        aleatoric.requires_grad_(True)
         return msbbe_double(encoded.q, b1, b2, encoded.mask), logs
 
     def _descend(self, loss: th.Tensor) -> None:
@@ -828,8 +843,8 @@ class BEN(OffPolicyAlgorithm):
         """Algorithm 2 of the paper: minimise the MSBBE under the prior before the first action.
 
         Each step takes what the prior offers: the MSBBE of first observations under the model or the prior over phi (unless
-        simulations know better what follows them, or there are neither flows nor a model), of known transitions, and a step of
-        Algorithm 1 on simulated histories.
+        simulations know better what follows them), of known transitions, and a step of Algorithm 1 on simulated histories.
+        Without any of these (``bellman="point"`` and no prior) there is nothing to learn from, which is an error.
 
         :param n_steps: N_pretrain
         :param callback: called after every step
@@ -845,8 +860,9 @@ class BEN(OffPolicyAlgorithm):
         stages = self._pretraining_stages()
         watcher = self._init_callback(callback)
         watcher.on_training_start(locals(), globals())
-        self.policy.set_training_mode(True)
+        self._update_learning_rates()
         for _ in tqdm(range(n_steps), disable=not progress_bar):
+            self.policy.set_training_mode(True)  # callbacks that evaluate switch it off
             for stage in stages:
                 for name, value in stage().items():
                     self.logger.record_mean(f"pretrain/{name}", value)
@@ -865,7 +881,7 @@ class BEN(OffPolicyAlgorithm):
         """What each step of Algorithm 2 consists of, given what is known."""
         known = self.known
         stages: list[Callable[[], dict[str, float]]] = []
-        if known.simulations is None and (self.bellman in ("flow", "model") or known.is_empty):
+        if known.simulations is None and self.bellman in ("flow", "model"):
             if self._last_obs is None and self.env is None:
                 raise ValueError("Pre-training under a prior over phi needs first observations: give the model an environment")
             obs = self.env.reset() if self._last_obs is None else self._last_obs  # type: ignore[union-attr]
@@ -875,7 +891,9 @@ class BEN(OffPolicyAlgorithm):
         if known.simulations is not None:
             stages.append(self._pretrain_on_simulations)
         if not stages:
-            raise ValueError("There is nothing to pre-train on: a belief says what to think, not what happens")
+            raise ValueError(
+                "There is nothing to pre-train on: neither flows nor transitions, simulations or a model in the prior"
+            )
         return stages
 
     def _pretrain_on_first_observations(self, first: Any) -> dict[str, float]:
@@ -890,7 +908,7 @@ class BEN(OffPolicyAlgorithm):
         obs, _ = policy.obs_to_tensor(first)
         starts = th.ones(self.n_envs, dtype=th.bool, device=self.device)
         encoding, _ = policy.step(obs, policy.initial_memory(self.n_envs), th.zeros(self.n_envs, device=self.device), starts)
-        phi = policy.prior_distribution().sample(th.Size((self.n_phi_samples,)))
+        phi = policy.sample_prior(self.n_phi_samples)
         with th.no_grad():
             context = self._contexts_of_all_actions(encoding)
             mean = policy.aleatoric.mean(context.flatten(0, 1), phi).mean(dim=0)
@@ -918,7 +936,7 @@ class BEN(OffPolicyAlgorithm):
         msbbe = msbbe_semi(q, targets, histories.mask)
         loss, logs = msbbe, {"msbbe_transitions": msbbe.item()}
         if self.bellman == "flow":
-            phi = policy.prior_distribution().sample(th.Size((self.n_phi_samples,)))
+            phi = policy.sample_prior(self.n_phi_samples)
             context = policy.context(Encoding(*(part[:-1] for part in encoding)), histories.actions)
             blurred = add_noise(targets[-1], self.bellman_noise)
             log_prob, counts = policy.aleatoric.log_prob(blurred, context[-1], phi).mean(dim=0), histories.mask[-1]
@@ -995,12 +1013,13 @@ class BEN(OffPolicyAlgorithm):
         """
         if self.bellman != "flow":
             raise ValueError(f"A model with bellman={self.bellman!r} has no distribution of b: its flows are switched off")
-        policy = self.policy
+        check_count("n_samples", n_samples)
+        policy, flow = self.policy, self.policy.acting_flow
         encoding, _, vectorized = policy.recall(observation, state, episode_start)
         context = self._contexts_of_all_actions(encoding)
         phi, _ = policy.epistemic.rsample_and_log_prob(n_samples)
-        moments = total_variance(*policy.aleatoric.moments(context.flatten(0, 1), phi))
-        samples = policy.aleatoric.sample(context.flatten(0, 1), phi, 1)[..., 0].T
+        moments = total_variance(*flow.moments(context.flatten(0, 1), phi))
+        samples = flow.sample(context.flatten(0, 1), phi, 1)[..., 0].T
         unit, shape = policy.bellman_units.std, context.shape[:2]
         parts = [policy.bellman_units.unstandardize(moments[0]), unit * moments[1], unit * moments[2]]
         parts = [*(part.view(shape) for part in parts), policy.bellman_units.unstandardize(samples).view(*shape, n_samples)]
@@ -1020,13 +1039,28 @@ class BEN(OffPolicyAlgorithm):
         include: Iterable[str] | None = None,
     ) -> None:
         """As in SB3. The state of the random generators is saved too: with the replay buffer, an environment in the same state
-        and ``load(..., force_reset=False)``, ``learn(..., reset_num_timesteps=False)`` continues as if never interrupted."""
+        and ``load(..., force_reset=False)``, ``learn(..., reset_num_timesteps=False)`` continues as if never interrupted. (The
+        state of an environment is its own matter: ``VecNormalize.save``, for one, leaves out the running returns by which rewards
+        are normalised.) A file of that name is replaced once the new one is complete."""
+        pending = self._resume  # of a model that was loaded and has not gone on yet
         beliefs = {"flows": self.beliefs.state_dict(), "optimizer": self.beliefs_optimizer.state_dict()}
-        self._resume = {"rng": _get_rng_state(), "beliefs": beliefs}
+        self._resume = pending or {"rng": _get_rng_state(), "beliefs": beliefs}
         try:
-            super().save(path, exclude, include)
+            with complete_file(path, "zip") as unfinished:
+                super().save(unfinished, exclude, include)
         finally:
-            self._resume = None
+            self._resume = pending
+
+    def save_replay_buffer(self, path: str | pathlib.Path | io.BufferedIOBase) -> None:
+        """As in SB3. A file of that name is replaced once the new one is complete."""
+        with complete_file(path, "pkl") as unfinished:
+            super().save_replay_buffer(unfinished)
+
+    def load_replay_buffer(self, path: str | pathlib.Path | io.BufferedIOBase, truncate_last_traj: bool = True) -> None:
+        """As in SB3. Episodes that are running now go on in the buffer only if they were running when it was saved."""
+        super().load_replay_buffer(path, truncate_last_traj)
+        if isinstance(self.replay_buffer, HistoryReplayBuffer) and self.replay_buffer.n_added != self._n_stored:
+            self.replay_buffer.start_episodes()
 
     @classmethod
     def load(cls: type[SelfBEN], path: str | pathlib.Path | io.BufferedIOBase, *args: Any, **kwargs: Any) -> SelfBEN:
@@ -1051,17 +1085,36 @@ class BEN(OffPolicyAlgorithm):
         return ["policy", "policy.optimizer", "policy.posterior_optimizer"], []
 
 
-def _carry_rewards_in_evaluation(callback: Any) -> None:
+def _carry_rewards_in_evaluation(callback: Any, seen: set[int] | None = None) -> None:
     """Wrap the environments of all evaluation callbacks, nested ones too, so that evaluation is exact."""
-    if isinstance(callback, list):
-        for child in callback:
-            _carry_rewards_in_evaluation(child)
-    elif isinstance(callback, BaseCallback):
-        if isinstance(callback, EvalCallback) and not isinstance(callback.eval_env, VecPreviousReward):
-            callback.eval_env = VecPreviousReward(callback.eval_env)
-        for child in vars(callback).values():
-            if isinstance(child, (list, BaseCallback)) and child is not getattr(callback, "parent", None):
-                _carry_rewards_in_evaluation(child)
+    seen = set() if seen is None else seen  # callbacks may know each other
+    if not isinstance(callback, (list, BaseCallback)) or id(callback) in seen:
+        return
+    seen.add(id(callback))
+    if isinstance(callback, EvalCallback) and not isinstance(callback.eval_env, VecPreviousReward):
+        callback.eval_env = VecPreviousReward(callback.eval_env)
+    for child in callback if isinstance(callback, list) else vars(callback).values():
+        _carry_rewards_in_evaluation(child, seen)
+
+
+def _check_spaces(observation_space: spaces.Space, action_space: spaces.Space) -> None:
+    """Say at once, and with a remedy, which spaces are not supported; errors of the same types as SB3's."""
+    parts = observation_space.spaces.values() if isinstance(observation_space, spaces.Dict) else ()
+    if any(isinstance(part, (spaces.Dict, spaces.Tuple)) for part in parts):
+        raise NotImplementedError(
+            "Nested observation spaces are not supported: flatten them, with gymnasium.wrappers.FlattenObservation or a "
+            "TransformObservation of your own"
+        )
+    assert isinstance(action_space, spaces.Discrete), (
+        f"BEN values each of finitely many actions, and the action space is {action_space}: make it Discrete, with a "
+        "gymnasium.ActionWrapper that looks actions up in a table, or use an algorithm for such actions, for example RecurrentPPO"
+    )
+
+
+def _check_finite(values: Any, what: str) -> None:
+    for part in values.values() if isinstance(values, dict) else (values,):
+        if not np.isfinite(part).all():
+            raise ValueError(f"The environment returned a {what} that is not finite: {np.asarray(part)}")
 
 
 def _get_rng_state() -> dict[str, Any]:
@@ -1083,9 +1136,12 @@ def _check_model_file(path: str | pathlib.Path | io.BufferedIOBase) -> None:
             return  # SB3's own message names the file
     if not zipfile.is_zipfile(path):
         raise ValueError(f"{path} is not a complete model file: it is damaged, cut short or something else")
-    with zipfile.ZipFile(path) as archive:
-        names = set(archive.namelist())
-        damaged = archive.testzip()
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = set(archive.namelist())
+            damaged = archive.testzip()
+    except (zipfile.BadZipFile, NotImplementedError, EOFError, OSError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
     if hasattr(path, "seek"):
         path.seek(0)
     if damaged is not None:

@@ -19,6 +19,7 @@ from torch.distributions import Distribution
 
 from sb3_ben.common.aleatoric import AleatoricFlow, ConditionalDensity, SliceFlow
 from sb3_ben.common.buffers import NO_ACTION, map_observations
+from sb3_ben.common.checks import check, check_count
 from sb3_ben.common.epistemic import EpistemicFlow, default_prior
 from sb3_ben.common.objectives import RunningStandardizer
 from sb3_ben.common.priors import Belief, BeliefTracker, Believed, BellmanModel, check_phi_prior
@@ -28,12 +29,14 @@ from sb3_ben.common.vec_previous_reward import previous_reward
 __all__ = [
     "BENPolicy",
     "CnnLstmPolicy",
+    "CnnPolicy",
     "Encoding",
     "Memory",
     "MlpGruPolicy",
     "MlpLstmPolicy",
     "MlpPolicy",
     "MultiInputLstmPolicy",
+    "MultiInputPolicy",
 ]
 
 RecurrentState = tuple[np.ndarray, ...]
@@ -77,7 +80,8 @@ class BENPolicy(BasePolicy):
     :param rnn_kwargs: further arguments of the recurrent layer, such as ``max_time`` of ``"linear"``: its memory fades
     :param averaging: actions of ``predict`` are those of averaged weights of the Q-network, in which the past keeps this weight
         at every gradient step (such as 0.998); 0 for the latest weights. For problems where actions differ little in value:
-        errors that come and go in the course of learning change the latest greedy actions, and cancel in the average
+        errors that come and go in the course of learning change the latest greedy actions, and cancel in the average.
+        ``bellman_distribution`` goes by averaged weights, too
     :param phi_dim: number of coordinates of phi, the hypotheses about the Bellman operator
     :param prior: prior over phi, ``N(0, prior_variance)`` if not given
     :param prior_variance: variance of each coordinate under the default prior
@@ -143,13 +147,18 @@ class BENPolicy(BasePolicy):
             optimizer_kwargs=optimizer_kwargs,
             normalize_images=normalize_images,
         )
-        _check(rnn_type in RNN_TYPES, f"`rnn_type` must be one of {list(RNN_TYPES)}, got {rnn_type!r}")
-        _check(1 <= aleatoric_layers <= 4, f"`aleatoric_layers` must lie between 1 and 4, got {aleatoric_layers}")
-        _check(aleatoric_flow in ("spline", "slice"), f"`aleatoric_flow` must be 'spline' or 'slice', got {aleatoric_flow!r}")
-        _check(0 <= averaging < 1, f"`averaging` must be at least 0 and less than 1, got {averaging}")
+        check(rnn_type in RNN_TYPES, f"`rnn_type` must be one of {list(RNN_TYPES)}, got {rnn_type!r}")
+        check(1 <= aleatoric_layers <= 4, f"`aleatoric_layers` must lie between 1 and 4, got {aleatoric_layers}")
+        check(aleatoric_flow in ("spline", "slice"), f"`aleatoric_flow` must be 'spline' or 'slice', got {aleatoric_flow!r}")
+        check(0 <= averaging < 1, f"`averaging` must be at least 0 and less than 1, got {averaging}")
         sizes = {"rnn_hidden_size": rnn_hidden_size, "n_rnn_layers": n_rnn_layers, "phi_dim": phi_dim}
-        for name, size in sizes.items():
-            _check(size >= 1, f"`{name}` must be at least 1, got {size}")
+        sizes |= {"aleatoric_bins": aleatoric_bins, "aleatoric_hidden_size": aleatoric_hidden_size}
+        for name, size in (sizes | {"epistemic_hidden_size": epistemic_hidden_size}).items():
+            check_count(name, size)
+        check(0 < prior_variance < np.inf, f"`prior_variance` must be positive and finite, got {prior_variance}")
+        check(0 <= prior_spread < np.inf, f"`prior_spread` must not be negative, and finite, got {prior_spread}")
+        refused = {"batch_first", "bidirectional", "proj_size"} & set(rnn_kwargs or {})
+        check(not refused, f"`rnn_kwargs` must not change the shapes of the memory, got {', '.join(sorted(refused))}")
         self.net_arch = [64] if net_arch is None else net_arch
         self.activation_fn = activation_fn
         self.rnn_type, self.rnn_hidden_size, self.n_rnn_layers = rnn_type, rnn_hidden_size, n_rnn_layers
@@ -188,6 +197,7 @@ class BENPolicy(BasePolicy):
         self._learns_features = next(self.q_net.features_extractor.parameters(), None) is not None
         self.random_encoder = RandomEncoder(**self._net_args(), has_memory=self.rnn_type != "none")
         self.aleatoric = self.make_aleatoric_flow()
+        self.aleatoric_average = copy.deepcopy(self.aleatoric).requires_grad_(False) if self.averaging else None
         self.epistemic = EpistemicFlow(self.phi_dim, self.prior_distribution(), self.epistemic_hidden_size)
         self._n_hidden = len(self._initial_hidden(1))
         self.optimizer = self.make_optimizer(self.q_net.parameters(), lr_schedule(1))
@@ -196,8 +206,8 @@ class BENPolicy(BasePolicy):
 
     def make_optimizer(self, parameters: Iterable[th.Tensor], learning_rate: float) -> th.optim.Optimizer:
         # for small networks, a loop over parameters in Python takes longer than what it computes
-        is_adam = self.optimizer_class in (th.optim.Adam, th.optim.AdamW)
-        kwargs = ({"fused": True} if is_adam else {}) | self.optimizer_kwargs
+        can_fuse = self.optimizer_class in (th.optim.Adam, th.optim.AdamW) and not self.optimizer_kwargs.get("foreach")
+        kwargs = ({"fused": True} if can_fuse else {}) | self.optimizer_kwargs
         return self.optimizer_class(parameters, lr=learning_rate, **kwargs)  # type: ignore[call-arg]
 
     def _net_args(self) -> dict[str, Any]:
@@ -217,12 +227,18 @@ class BENPolicy(BasePolicy):
         """The Q-network whose greedy actions are those of ``predict``."""
         return self.q_net if self.q_net_average is None else self.q_net_average
 
+    @property
+    def acting_flow(self) -> ConditionalDensity:
+        """The aleatoric flow that belongs to the encodings of :attr:`acting_net`."""
+        return self.aleatoric if self.aleatoric_average is None else self.aleatoric_average
+
     def average_weights(self) -> None:
-        """Let the averaged Q-network follow, after each gradient step."""
-        if self.q_net_average is None:
+        """Let the averaged Q-network and the flow on its encodings follow, after each gradient step."""
+        if self.q_net_average is None or self.aleatoric_average is None:
             return
         share = max(1 - self.averaging, 1 / (1 + float(self.n_averaged) / 10))  # at first over a tenth of the steps so far
         polyak_update(self.q_net.parameters(), self.q_net_average.parameters(), share)
+        polyak_update(self.aleatoric.parameters(), self.aleatoric_average.parameters(), share)
         # the statistics of batch normalisation layers are averages already
         latest, average = (get_parameters_by_name(net, ["running_"]) for net in (self.q_net, self.q_net_average))
         polyak_update(latest, average, 1.0)
@@ -244,6 +260,10 @@ class BENPolicy(BasePolicy):
     def prior_distribution(self) -> Distribution:
         """The prior over phi."""
         return default_prior(self.phi_dim, self.prior_variance) if self.prior is None else self.prior
+
+    def sample_prior(self, n: int) -> th.Tensor:
+        """Hypotheses (n, d) drawn from the prior."""
+        return self.prior_distribution().sample(th.Size((n,))).to(self.device)
 
     def context(self, encoding: Encoding, actions: th.Tensor, detach_q: bool = True) -> th.Tensor:
         """The context (h_t, a_t, q_t) of the aleatoric flow, followed by the fixed features of the history and the action.
@@ -491,12 +511,19 @@ class CnnLstmPolicy(BENPolicy):
     default_features_extractor_class = NatureCNN
 
 
+class CnnPolicy(CnnLstmPolicy):
+    """For images, history-free."""
+
+    default_rnn_type = "none"
+
+
 class MultiInputLstmPolicy(BENPolicy):
     """For dictionaries of observations."""
 
     default_features_extractor_class = CombinedExtractor
 
 
-def _check(condition: bool, message: str) -> None:
-    if not condition:
-        raise ValueError(message)
+class MultiInputPolicy(MultiInputLstmPolicy):
+    """For dictionaries of observations, history-free."""
+
+    default_rnn_type = "none"

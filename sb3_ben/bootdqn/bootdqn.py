@@ -20,6 +20,7 @@ from stable_baselines3.dqn import DQN
 
 from sb3_ben.bootdqn.buffers import BootstrapDictReplayBuffer, BootstrapReplayBuffer
 from sb3_ben.bootdqn.policies import BootDQNPolicy, CnnPolicy, EnsembleQNetwork, MlpPolicy, MultiInputPolicy
+from sb3_ben.common.checks import check, check_count
 
 __all__ = ["BootDQN"]
 
@@ -161,12 +162,11 @@ class BootDQN(DQN):
         self.policy_kwargs = policy_kwargs  # as the user gave them: `load` compares
 
     def _check_arguments(self) -> None:
-        is_count = isinstance(self.n_members, (int, np.integer)) and not isinstance(self.n_members, bool)
-        _check(is_count and self.n_members >= 1, f"`n_members` must be an integer of at least 1, got {self.n_members!r}")
-        _check(0 <= self.prior_scale < np.inf, f"`prior_scale` must be finite and not negative, got {self.prior_scale}")
-        _check(0 < self.mask_probability <= 1, f"`mask_probability` must lie in (0, 1], got {self.mask_probability}")
+        check_count("n_members", self.n_members)
+        check(0 <= self.prior_scale < np.inf, f"`prior_scale` must be finite and not negative, got {self.prior_scale}")
+        check(0 < self.mask_probability <= 1, f"`mask_probability` must lie in (0, 1], got {self.mask_probability}")
         for name in ("n_members", "prior_scale"):
-            _check(name not in self.policy_kwargs, f"`{name}` is an argument of BootDQN, not of `policy_kwargs`")
+            check(name not in self.policy_kwargs, f"`{name}` is an argument of BootDQN, not of `policy_kwargs`")
 
     def _choose_replay_buffer(self) -> None:
         """A buffer with masks, unless another class or n-step returns were asked for, which come without."""
@@ -194,7 +194,7 @@ class BootDQN(DQN):
         buffer = self.replay_buffer
         if isinstance(buffer, BootstrapReplayBuffer):
             fits = buffer.n_members == self.n_members
-            _check(fits, f"The replay buffer has masks of {buffer.n_members} members, the model has {self.n_members}")
+            check(fits, f"The replay buffer has masks of {buffer.n_members} members, the model has {self.n_members}")
         elif buffer is not None:
             self._warn_maskless(type(buffer))
 
@@ -351,8 +351,3 @@ class BootDQN(DQN):
         shared = list(self.q_net.features_extractor.parameters())
         if shared:
             th.nn.utils.clip_grad_norm_(shared, self.max_grad_norm)
-
-
-def _check(condition: bool, message: str) -> None:
-    if not condition:
-        raise ValueError(message)

@@ -146,7 +146,8 @@ class HistoryReplayBuffer(ReplayBuffer):
     """Replay buffer that returns histories.
 
     Every observation is stored once, and an explicit flag marks the first step of each episode: an episode may also end without
-    ``done``, when training is interrupted. Arrays have SB3's names and shapes.
+    ``done``, when training is interrupted. Arrays have SB3's names and shapes; beside them, one observation is kept for each
+    episode that was cut off, its last.
 
     :param buffer_size: maximal number of transitions, over all environments
     :param observation_space: observation space
@@ -328,8 +329,9 @@ class HistoryReplayBuffer(ReplayBuffer):
     ) -> HistoryReplaySamples:
         steps = np.arange(lengths.max() + 1)[:, None]
         rows = (starts + np.minimum(steps, lengths - 1)) % self.buffer_size  # padding repeats the last row
-        first = self.episode_starts[rows[:1], envs] | (starts == self.n_added - self.size())
-        mask = (steps[:-1] < lengths) & ((steps[:-1] >= self.burn_in) | first)
+        begins = self.episode_starts[rows[:1], envs]
+        first = begins | (starts == self.n_added - self.size())  # what was before the oldest step is forgotten
+        mask = (steps[:-1] < lengths) & ((steps[:-1] >= self.burn_in) | begins)
         where = (rows, starts, lengths, envs)
         stored = self._sequences(self.observations, self.latest_observations, self._last_observations, *where)
         observations = self._normalize_obs(stored, env)

@@ -13,7 +13,7 @@ from torch.func import functional_call, vmap
 
 from sb3_ben.common.flows import float_state, standard_normal_log_prob, zuko
 
-__all__ = ["EpistemicFlow", "RowAdam", "StackedEpistemicFlow", "default_prior"]
+__all__ = ["EpistemicFlow", "RowAdam", "StackedEpistemicFlow", "default_prior", "prior_log_prob"]
 
 # Past this size the masked networks and the dense linear layer cost more than the dependencies they model are worth.
 MAX_FLOW_DIM = 300
@@ -26,6 +26,25 @@ def default_prior(phi_dim: int, variance: float = 0.1) -> Distribution:
     :param variance: variance of each of them
     """
     return Independent(Normal(torch.zeros(phi_dim), torch.full((phi_dim,), variance**0.5)), 1)
+
+
+def prior_log_prob(prior: Distribution, phi: Tensor) -> Tensor:
+    """Log density of weights under the prior, computed where the prior is: distributions cannot be moved to another device.
+
+    :param prior: distribution over R^d
+    :param phi: weights (..., d)
+    """
+    return prior.log_prob(phi.to(_device_of(prior))).to(phi.device)
+
+
+def _device_of(distribution: Distribution) -> torch.device:
+    """The device of the first tensor in a distribution, or in those that it is made of."""
+    for part in vars(distribution).values():
+        if isinstance(part, Tensor):
+            return part.device
+        if isinstance(part, Distribution):
+            return _device_of(part)
+    return torch.device("cpu")
 
 
 class EpistemicFlow(nn.Module):
@@ -96,7 +115,7 @@ class EpistemicFlow(nn.Module):
             _minimise_kl(self, prior, steps, n_samples)
         with torch.no_grad():
             phi, log_q = self.rsample_and_log_prob(1024)
-            return float((log_q - prior.log_prob(phi)).mean())
+            return float((log_q - prior_log_prob(prior, phi)).mean())
 
     @torch.no_grad()
     def _set_gaussian(self, mean: Tensor, covariance: Tensor) -> None:
@@ -280,7 +299,7 @@ def _minimise_kl(flow: EpistemicFlow, prior: Distribution, steps: int, n_samples
     for _ in range(steps):
         phi, log_q = flow.rsample_and_log_prob(n_samples)
         optimizer.zero_grad()
-        (log_q - prior.log_prob(phi)).mean().backward()
+        (log_q - prior_log_prob(prior, phi)).mean().backward()
         optimizer.step()
         schedule.step()
 

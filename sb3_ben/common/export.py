@@ -31,6 +31,8 @@ class GreedyStep(nn.Module):
         super().__init__()
         if isinstance(policy.observation_space, spaces.Dict):
             raise ValueError("Policies with dictionary observations cannot be exported")
+        if policy.action_space.start < 0:
+            raise ValueError("Policies with negative actions cannot be exported: -1 stands for no previous action")
         self.q_net = copy.deepcopy(policy.acting_net).requires_grad_(False)
         self.reward_units, self.bellman_units = copy.deepcopy((policy.reward_units, policy.bellman_units))
         self.start = int(policy.action_space.start)

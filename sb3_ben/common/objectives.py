@@ -141,9 +141,8 @@ def total_variance(means: Tensor, variances: Tensor) -> tuple[Tensor, Tensor, Te
     :param variances: variance of b under each hypothesis (*B, S, N)
     :return: predictive mean, epistemic and aleatoric standard deviation, each (*B, N)
     """
-    # a single hypothesis says nothing about the spread between hypotheses
-    epistemic = means.var(-2) if means.shape[-2] > 1 else torch.zeros_like(means[..., 0, :])
-    return means.mean(-2), epistemic.sqrt(), variances.mean(-2).sqrt()
+    # Hypotheses come in antithetic pairs: the mean of what is linear in phi is exact, and costs no degree of freedom.
+    return means.mean(-2), means.var(-2, correction=0).sqrt(), variances.mean(-2).sqrt()
 
 
 def add_noise(b: Tensor, scale: float = 0.1, generator: torch.Generator | None = None) -> Tensor:

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sb3_ben.common.buffers import map_observations
+from sb3_ben.common.checks import check
 
 __all__ = ["RNN_TYPES", "Hidden", "HistoryInput", "HistoryQNetwork", "RandomEncoder", "select_rows"]
 
@@ -59,6 +60,7 @@ class LinearRNN(nn.Module):
 
     def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, max_time: float = 300.0) -> None:
         super().__init__()
+        check(0 < max_time < float("inf"), f"`max_time` must be positive and finite, got {max_time}")
         sizes = [input_size] + [hidden_size] * num_layers
         self.inputs = nn.ModuleList(nn.Linear(size, hidden_size) for size in sizes[:-1])
         self.skips = nn.ModuleList(nn.Linear(size, hidden_size, bias=False) for size in sizes[:-1])

@@ -15,6 +15,9 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepR
 __all__ = ["DictWithReward", "ObservationWithReward", "VecPreviousReward", "attach_reward", "previous_reward"]
 
 
+NORMALIZE_SETTINGS = ("training", "norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon")
+
+
 class ObservationWithReward(np.ndarray):
     """An observation batch that remembers the rewards received on the way to it.
 
@@ -54,7 +57,8 @@ class VecPreviousReward(VecEnvWrapper):
     """Attaches to every observation the reward received on the way to it (0 after a reset).
 
     It belongs outermost: wrappers around it that copy observations lose the reward. Inside it, ``VecNormalize`` may normalise
-    rewards for the learner; what is attached is the original reward, the same in training and in evaluation.
+    rewards for the learner; what is attached is the original reward, the same in training and in evaluation. Its settings can be
+    changed from here as if it were outermost (``model.get_env().training = False``).
 
     :param venv: the environment to wrap
     """
@@ -62,6 +66,10 @@ class VecPreviousReward(VecEnvWrapper):
     def __init__(self, venv: VecEnv) -> None:
         super().__init__(venv)
         self._normalize: VecNormalize | None = unwrap_vec_normalize(venv)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        is_setting = name in NORMALIZE_SETTINGS and self.__dict__.get("_normalize") is not None
+        object.__setattr__(self._normalize if is_setting else self, name, value)
 
     def reset(self) -> VecEnvObs:
         return attach_reward(self.venv.reset(), np.zeros(self.num_envs, dtype=np.float32))
