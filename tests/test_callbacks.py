@@ -188,6 +188,20 @@ def test_pictures_leave_training_as_it_is(n_envs: int, normalize: bool, tmp_path
         np.testing.assert_array_equal(rms[0].mean, rms[1].mean)  # type: ignore[union-attr]
 
 
+def test_pictures_of_an_agent_with_a_belief(tmp_path: Path) -> None:
+    """The belief is that of what was heard where the agent was, wherever it is imagined to stand."""
+    venv = make_vec("SearchAndRescue5x5-v0", 2, seed=0, horizon=6)
+    callback = BeliefCallback(n_steps=20, n_samples=8, max_frames=1)
+    model = tiny(venv, tmp_path, prior="sb3_ben.oracles.rescue_prior.exact_filter").learn(40, callback=callback)
+    assert "belief/doors" in events_of(tmp_path).Tags()["images"]
+    for moment in callback.play():
+        observations, state, _ = callback.before_doors(moment)
+        _, after = model.predict(observations, state, deterministic=True)
+        assert after is not None
+        entry = model.policy._n_hidden + 4  # what the filter thinks of each door
+        np.testing.assert_allclose(after[entry], np.repeat(moment.state[entry], len(observations), axis=0))
+
+
 def test_pictures_of_the_tiger(tmp_path: Path) -> None:
     tiny(make_vec("Tiger-v0", 2, seed=0), tmp_path).learn(60, callback=BeliefCallback(n_steps=25, n_samples=16))
     events = events_of(tmp_path)
@@ -254,7 +268,9 @@ def test_the_value_of_a_door_is_that_of_opening_it_from_before_it() -> None:
     for moment in callback.play():
         with untouched_rng(0):
             values = callback.door_values(moment)
+        observation: Any = attach_reward(np.asarray(moment.observation), np.zeros(1))
+        state = callback.model.policy.with_actions(moment.state, np.array([-1]))
         with untouched_rng(0):
-            beliefs = callback.model.bellman_distribution(moment.observation, moment.state, n_samples=16)
+            beliefs = callback.model.bellman_distribution(observation, state, n_samples=16)
         np.testing.assert_allclose(values.mean, beliefs.mean[0, :4], rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(values.epistemic_std, beliefs.epistemic_std[0, :4], rtol=1e-3, atol=1e-4)

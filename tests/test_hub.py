@@ -95,6 +95,8 @@ def test_an_agent_goes_to_the_hub_and_comes_back(hub: Path, capsys: pytest.Captu
     assert result["results"][0]["metrics"][0]["type"] == "mean_reward"
     assert "**BEN** Agent playing **Tiger-v0**" in card
     assert "python -m rl_zoo3.load_from_hub --algo ben --env Tiger-v0 -orga somebody" in card
+    assert 'pip install "sb3_ben[zoo]"' in card
+    assert "pip install rl_zoo3" not in card
 
     run_script("load_from_hub", *name, "-f", "downloads", "-orga", "somebody")
     assert "No normalization file" in capsys.readouterr().out

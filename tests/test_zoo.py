@@ -25,9 +25,10 @@ from rl_zoo3 import exp_manager, utils
 from stable_baselines3.common.vec_env import VecNormalize
 
 import sb3_ben
+from benchmarks.common import tuned
 from benchmarks.startup import OFFLINE, ROOT, build_wheel, copy_sources, install, make_venv
 from sb3_ben.oracles import rescue_learned
-from sb3_ben.zoo import config_file, register, search
+from sb3_ben.zoo import config_file, register, registration, search
 from sb3_ben.zoo.registration import ALGORITHMS, PREVIOUS_REWARD, hyperparams_folder
 
 YML_FILES = sorted((ROOT / "hyperparams").glob("*.yml"))
@@ -110,7 +111,7 @@ def test_which_hyperparameters_serve() -> None:
     assert chosen("ppo_lstm", "Tiger-v0") == ours
     assert chosen("ppo_lstm", "CartPoleNoVel-v1") == ours, "both have an entry"
     assert chosen("ppo_lstm", "MountainCarNoVel-v0") == zoo_folder, "only the zoo has an entry"
-    assert chosen("ppo_lstm", "MountainCar-v0") == zoo_folder, "nobody has an entry"
+    assert chosen("ppo_lstm", "FrozenLake-v1") == ours, "nobody has an entry, and the zoo's default is none for this algorithm"
     assert chosen("ppo", "CartPole-v1") == zoo_folder
     assert chosen("ppo", "Tiger-v0") == zoo_folder, "we have no file for PPO"
 
@@ -149,7 +150,15 @@ def test_every_entry_makes_a_model(algo: str, env_id: str, tmp_path: Path, monke
 def test_baselines_see_what_ben_sees() -> None:
     for algo in ("ppo_lstm", "bootdqn"):
         entries = yaml.safe_load((ROOT / "hyperparams" / f"{algo}.yml").read_text())
-        for name in ("Tiger-v0", "SearchAndRescue-v0", "SearchAndRescue5x5-v0", "BernoulliBandit-v0"):
+        remember = (
+            "Tiger-v0",
+            "SearchAndRescue-v0",
+            "SearchAndRescue5x5-v0",
+            "BernoulliBandit-v0",
+            "CartPoleNoVel-v1",
+            "default",
+        )
+        for name in remember:
             assert "PreviousActionReward" in str(entries[name].get("env_wrapper")), f"{algo}.yml: {name}"
 
 
@@ -274,9 +283,9 @@ def test_sampled_hyperparameters_are_arguments_and_convert_back(algo: str) -> No
         algorithm("MlpPolicy", "CartPole-v1", buffer_size=100, **sampled)
 
 
-@pytest.mark.parametrize("algo", ALGORITHMS)
-def test_optimize_in_a_shared_storage_and_train_its_trial(algo: str, zoo: Run, tmp_path: Path) -> None:
-    name = ("--algo", algo, "--env", "Tiger-v0", "--storage", "sqlite:///study.db", "--study-name", "study")
+@pytest.mark.parametrize(("algo", "env_id"), [("ben", "CartPole-v1"), ("bootdqn", "SearchAndRescue5x5-v0")])
+def test_optimize_in_a_shared_storage_and_train_its_trial(algo: str, env_id: str, zoo: Run, tmp_path: Path) -> None:
+    name = ("--algo", algo, "--env", env_id, "--storage", "sqlite:///study.db", "--study-name", "study")
     plan = (
         "-optimize",
         "--sampler",
@@ -295,9 +304,28 @@ def test_optimize_in_a_shared_storage_and_train_its_trial(algo: str, zoo: Run, t
     assert [trial.state.name for trial in study.trials] == ["COMPLETE"] * 2
     out = zoo("train", *name, "--trial-id", "1", "--eval-freq", "-1", "-n", "16", "-params", "n_envs:2")
     assert "Loading from Optuna study" in out
-    saved = yaml.load((tmp_path / "logs" / algo / "Tiger-v0_3" / "Tiger-v0" / "config.yml").read_text(), Loader=yaml.UnsafeLoader)
+    saved = yaml.load((tmp_path / "logs" / algo / f"{env_id}_3" / env_id / "config.yml").read_text(), Loader=yaml.UnsafeLoader)
     assert saved["learning_rate"] == study.trials[1].params["learning_rate"]
-    assert saved["policy_kwargs"] == search.CONVERTERS[algo](study.trials[1].params)["policy_kwargs"]
+    sampled = search.CONVERTERS[algo](study.trials[1].params)["policy_kwargs"]
+    assert saved["policy_kwargs"] == tuned(algo, env_id)["policy_kwargs"] | sampled  # what is not searched stays as it was
+
+
+def test_search_changes_the_policy_of_the_file_only_where_it_samples() -> None:
+    given = registration._Around({"gamma": 0.9, "policy_kwargs": {"averaging": 0.998, "net_arch": [128]}})
+    changed = given.copy()
+    changed.update({"gamma": 0.8, "policy_kwargs": {"net_arch": [32]}})
+    assert changed == {"gamma": 0.8, "policy_kwargs": {"averaging": 0.998, "net_arch": [32]}}
+    assert given["policy_kwargs"]["net_arch"] == [128]
+
+
+def test_without_the_hub_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise ImportError("no hub")
+
+    monkeypatch.setattr(registration, "mend_hub", fail)
+    with pytest.warns(UserWarning, match="no hub"):
+        register()
+    assert "ben" in exp_manager.HYPERPARAMS_SAMPLER
 
 
 # ---------------------------------------------------------------------- the plain route and the hook

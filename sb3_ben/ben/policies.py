@@ -446,6 +446,11 @@ class BENPolicy(BasePolicy):
         """The memory in the form in which callers carry it: arrays, the previous actions last."""
         return (*(part.cpu().numpy() for part in hidden), np.asarray(actions))
 
+    def repeat(self, state: RecurrentState, n: int) -> RecurrentState:
+        """The memory of one episode, n times."""
+        hidden, beliefs = state[: self._n_hidden], state[self._n_hidden : -1]
+        return (*(np.repeat(part, n, axis=1) for part in hidden), *(np.repeat(part, n, axis=0) for part in (*beliefs, state[-1])))
+
     @staticmethod
     def with_actions(state: RecurrentState | None, actions: np.ndarray) -> RecurrentState | None:
         """The memory of having executed other actions than the predicted ones."""

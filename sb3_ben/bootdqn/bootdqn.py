@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pathlib
+import sys
 import warnings
 from collections import defaultdict
 from typing import Any, ClassVar, TypeVar
@@ -20,7 +21,7 @@ from stable_baselines3.dqn import DQN
 
 from sb3_ben.bootdqn.buffers import BootstrapDictReplayBuffer, BootstrapReplayBuffer
 from sb3_ben.bootdqn.policies import BootDQNPolicy, CnnPolicy, EnsembleQNetwork, MlpPolicy, MultiInputPolicy
-from sb3_ben.common.checks import check, check_count
+from sb3_ben.common.checks import check, check_count, check_number
 
 __all__ = ["BootDQN"]
 
@@ -163,8 +164,8 @@ class BootDQN(DQN):
 
     def _check_arguments(self) -> None:
         check_count("n_members", self.n_members)
-        check(0 <= self.prior_scale < np.inf, f"`prior_scale` must be finite and not negative, got {self.prior_scale}")
-        check(0 < self.mask_probability <= 1, f"`mask_probability` must lie in (0, 1], got {self.mask_probability}")
+        check_number("prior_scale", self.prior_scale, 0, sys.float_info.max)
+        check_number("mask_probability", self.mask_probability, sys.float_info.min, 1)
         for name in ("n_members", "prior_scale"):
             check(name not in self.policy_kwargs, f"`{name}` is an argument of BootDQN, not of `policy_kwargs`")
 
@@ -192,6 +193,8 @@ class BootDQN(DQN):
         """As in SB3; the masks come with the buffer."""
         super().load_replay_buffer(path, truncate_last_traj)
         buffer = self.replay_buffer
+        if buffer is not None and buffer.n_envs != self.n_envs:
+            raise ValueError(f"The replay buffer holds {buffer.n_envs} environments, the model has {self.n_envs}")
         if isinstance(buffer, BootstrapReplayBuffer):
             fits = buffer.n_members == self.n_members
             check(fits, f"The replay buffer has masks of {buffer.n_members} members, the model has {self.n_members}")

@@ -34,6 +34,7 @@ from stable_baselines3.common.logger import Figure, Logger, TensorBoardOutputFor
 from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
+from sb3_ben.common.buffers import NO_ACTION
 from sb3_ben.common.evaluation import evaluate_policy
 from sb3_ben.common.vec_previous_reward import VecPreviousReward, attach_reward, previous_reward
 from sb3_ben.envs.bandit import BanditConfig
@@ -323,7 +324,7 @@ class Moment(NamedTuple):
     """One step of an episode.
 
     :param observation: what the agent sees, with the reward it has just received
-    :param state: what it remembers of all before
+    :param state: what it remembers, this observation included
     :param beliefs: what it believes of b, for each action
     :param action: what it does
     :param exact: the exact posterior, where there is one
@@ -331,7 +332,7 @@ class Moment(NamedTuple):
     """
 
     observation: Any
-    state: tuple[np.ndarray, ...] | None
+    state: tuple[np.ndarray, ...]
     beliefs: BellmanDistribution
     action: int
     exact: Any
@@ -462,10 +463,11 @@ class BeliefCallback(BaseCallback):
             beliefs = self.model.bellman_distribution(self._normalized(observation), state, n_samples=self.n_samples)
             actions, next_state = self.model.predict(self._normalized(observation), state, deterministic=True)
             believed = type(beliefs)(*(part[0] for part in beliefs))
-            moments.append(Moment(observation, state, believed, int(actions[0]), posterior, frame))
             if exact is not None:
                 exact.act(actions)
+            assert next_state is not None, "a policy always remembers, if only its action"
             state = next_state
+            moments.append(Moment(observation, state, believed, int(actions[0]), posterior, frame))
             observation, _, dones, _ = self.venv.step(actions)
             done = bool(dones[0])
         return moments
@@ -484,18 +486,22 @@ class BeliefCallback(BaseCallback):
         return self.venv.env_method("render", **arguments)[0]
 
     def door_values(self, moment: Moment) -> DoorValues:
-        """The value of opening each door, were the agent standing before it with all that it remembers."""
+        """The value of opening each door, were the agent put before it with all that it remembers."""
+        observations, state, actions = self.before_doors(moment)
+        beliefs = self.model.bellman_distribution(observations, state, n_samples=self.n_samples)
+        return DoorValues(*(part[np.arange(len(actions)), actions] for part in (beliefs.mean, beliefs.epistemic_std)))
+
+    def before_doors(self, moment: Moment) -> tuple[Any, tuple[np.ndarray, ...], np.ndarray]:
+        """Observations before all doors, what is remembered there, and the actions that open them.
+
+        What the agent has just heard, it heard where it was: it is put elsewhere in a step of its own, without an action.
+        """
         assert self.world is not None
-        cells, actions = door_cells(self.world.config.grid_size)
-        n_doors, state = len(cells), moment.state
-        observations = np.repeat(np.asarray(moment.observation), n_doors, axis=0)
+        policy, (cells, actions) = self.model.policy, door_cells(self.world.config.grid_size)
+        observations = np.repeat(np.asarray(moment.observation), len(cells), axis=0)
         observations[:, :2] = cells
-        rewards = np.repeat(previous_reward(moment.observation), n_doors)  # type: ignore[arg-type]
-        if state is not None:
-            state = (*(np.repeat(part, n_doors, axis=-2) for part in state[:-1]), np.repeat(state[-1], n_doors))
-        tagged = self._normalized(attach_reward(observations, rewards))
-        beliefs = self.model.bellman_distribution(tagged, state, n_samples=self.n_samples)
-        return DoorValues(*(part[np.arange(n_doors), actions] for part in (beliefs.mean, beliefs.epistemic_std)))
+        state = (*policy.repeat(moment.state, len(cells))[:-1], np.full(len(cells), NO_ACTION))
+        return self._normalized(attach_reward(observations, np.zeros(len(cells), dtype=np.float32))), state, actions
 
 
 # ---------------------------------------------------------------------- pictures
