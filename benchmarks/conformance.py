@@ -26,9 +26,9 @@ from sb3_ben.ben.policies import CnnLstmPolicy, MlpLstmPolicy, MultiInputLstmPol
 
 #: parts of the names of tests that are left out, and why
 NOT_ABOUT_BEN = {
-    "test_n_step_replay": "one-step Bellman samples",
+    "test_n_step_replay": "a buffer for several steps; BEN makes the sums itself",
     "optimize_memory": "observations are always stored once",
-    "test_her": "its replay buffer relabels single transitions, and BEN replays histories",
+    "test_performance_her": "hyperparameters of DQN, for a buffer of single transitions",
     "test_save_load_no_target_params": "files that DQN of SB3 before 2.4 saved",
     "test_utils.py": "reads the parameters of DQN's optimiser by their names, and needs ale_py",
     "test_check": "one recurrent network has no critic to share it with",
@@ -66,7 +66,8 @@ class RecurrentPPO(BEN):
     """BEN under the name of RecurrentPPO; arguments of PPO and of its second network are dropped."""
 
     def __init__(self, policy: Any, env: Any, policy_kwargs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        own = {name: value for name, value in kwargs.items() if name in inspect.signature(BEN).parameters}
+        shared = set(inspect.signature(BEN).parameters) - {"n_steps"}  # of PPO, the length of a rollout
+        own = {name: value for name, value in kwargs.items() if name in shared}
         renamed = {LSTM_NAMES.get(name, name): value for name, value in (policy_kwargs or {}).items()}
         known = [*LSTM_NAMES.values(), "features_extractor_kwargs"]
         super().__init__(policy, env, policy_kwargs={name: renamed[name] for name in known if name in renamed}, **own)

@@ -484,7 +484,7 @@ def test_recurrent():
     assert model.policy.rnn_hidden_size == 4
 
 
-def test_her():
+def test_performance_her():
     DQN("MlpPolicy", "Pendulum-v1")
 
 

@@ -152,6 +152,13 @@ def test_burn_in_hides_the_first_steps_of_histories_that_begin_in_the_middle() -
         HistoryReplayBuffer(500, BOX, ACTIONS, sequence_length=6, burn_in=6)
 
 
+def test_burn_in_holds_for_the_oldest_step_of_an_episode_that_began_before_it() -> None:
+    buffer = HistoryReplayBuffer(10, BOX, ACTIONS, sequence_length=10, burn_in=4)
+    Recorder(buffer, BOX).run(25, p_end=0.0)
+    assert not buffer.sample(20).mask[:4].any()
+    assert buffer.sample(20).mask[4:].all()
+
+
 def test_running_episodes() -> None:
     buffer = HistoryReplayBuffer(1000, BOX, ACTIONS, "cpu", n_envs=3, sequence_length=6)
     recorder = Recorder(buffer, BOX)

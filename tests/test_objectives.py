@@ -22,6 +22,7 @@ from sb3_ben.common.objectives import (
     msbbe_double,
     msbbe_semi,
     negative_elbo,
+    one_step_longer,
     total_variance,
 )
 
@@ -226,6 +227,23 @@ def test_no_value_is_beyond_what_rewards_allow() -> None:
     assert torch.allclose(clamp_to_rewards(b, rewards, 0.9), torch.tensor([-100.0, -20.0, 3.0, 10.0]))
     assert torch.allclose(clamp_to_rewards(b, rewards[:1], 0.9), torch.tensor([-100.0, -20.0, 0.0, 0.0]))  # episodes may end
     assert torch.equal(clamp_to_rewards(b, rewards, 1.0), b)
+
+
+def test_samples_over_several_steps_are_sums_of_rewards() -> None:
+    """Three steps, by hand: a history of five, one that is over after three, and one with an end for good after the second."""
+    reward, value = torch.rand(5, 3), 10 * torch.rand(5, 3)  # rewards at t, values of what follows t
+    mask, done, gamma = torch.ones(5, 3), torch.zeros(5, 3), 0.5
+    mask[3:, 1], done[1, 2] = 0, 1
+    b = bellman_target(reward, done, value, gamma)
+    for _ in range(2):
+        b = one_step_longer(b, reward, done, mask, gamma)
+    three = reward[0] + gamma * reward[1] + gamma**2 * reward[2] + gamma**3 * value[2]
+    torch.testing.assert_close(b[0, :2], three[:2])
+    torch.testing.assert_close(b[0, 2], reward[0, 2] + gamma * reward[1, 2])
+    torch.testing.assert_close(b[1, 2], reward[1, 2])
+    torch.testing.assert_close(b[1, 1], reward[1, 1] + gamma * reward[2, 1] + gamma**2 * value[2, 1])
+    torch.testing.assert_close(b[2, 1], reward[2, 1] + gamma * value[2, 1])
+    torch.testing.assert_close(b[4, 0], reward[4, 0] + gamma * value[4, 0])
 
 
 def test_action_gap_grows_and_greedy_values_stay() -> None:

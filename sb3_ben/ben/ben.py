@@ -61,6 +61,7 @@ from sb3_ben.common.objectives import (
     msbbe_double,
     msbbe_semi,
     negative_elbo,
+    one_step_longer,
     total_variance,
 )
 from sb3_ben.common.priors import (
@@ -143,7 +144,7 @@ class Estimate(NamedTuple):
 
 
 class BEN(OffPolicyAlgorithm):
-    """Bayesian Exploration Network.
+    r"""Bayesian Exploration Network.
 
     Paper: https://arxiv.org/abs/2308.13049
 
@@ -161,6 +162,9 @@ class BEN(OffPolicyAlgorithm):
     :param replay_buffer_class: :class:`~sb3_ben.common.buffers.HistoryReplayBuffer` or a subclass
     :param replay_buffer_kwargs: keyword arguments of the replay buffer
     :param optimize_memory_usage: accepted for compatibility; observations are always stored only once
+    :param n_steps: number of steps of the Bellman samples, :math:`r_t + \gamma r_{t+1} + \dots + \gamma^n \max_a Q(h_{t+n}, a)`,
+        as far as a replayed history goes on. With more than one, values spread faster and lean less on their own errors, and what
+        was explored on the way counts as if it had been best
     :param target_update_interval: update the target network every so many steps of the environments
     :param exploration_fraction: fraction of training over which epsilon is reduced
     :param exploration_initial_eps: initial probability of a random action
@@ -235,6 +239,7 @@ class BEN(OffPolicyAlgorithm):
         replay_buffer_class: type[ReplayBuffer] | None = None,
         replay_buffer_kwargs: dict[str, Any] | None = None,
         optimize_memory_usage: bool = False,
+        n_steps: int = 1,
         target_update_interval: int = 32,
         exploration_fraction: float = 0.5,
         exploration_initial_eps: float = 1.0,
@@ -291,6 +296,7 @@ class BEN(OffPolicyAlgorithm):
             supported_action_spaces=(spaces.Discrete,),
             support_multi_env=True,
         )
+        self.n_steps = n_steps
         self.target_update_interval = target_update_interval
         self.exploration_fraction = exploration_fraction
         self.exploration_initial_eps = exploration_initial_eps
@@ -355,17 +361,18 @@ class BEN(OffPolicyAlgorithm):
     def _setup_networks_and_buffer(self) -> None:
         """SB3's set-up. What the prior says and the windows of replay are passed on, but not kept among the user's arguments:
         they have places of their own."""
-        given = self.policy_kwargs, self.replay_buffer_kwargs
+        given, n_steps = (self.policy_kwargs, self.replay_buffer_kwargs), self.n_steps
         parts = {"prior": self.known.phi, "belief": self.known.belief, "bellman_model": self.known.model}
         self.policy_kwargs = given[0] | {name: part for name, part in parts.items() if part is not None}
         tracker = BENPolicy.make_tracker(self.known.belief, self.known.model, cast(spaces.Discrete, self.action_space))
         if issubclass(self.replay_buffer_class or HistoryReplayBuffer, HistoryReplayBuffer):
             windows = {"sequence_length": self.sequence_length, "burn_in": self.burn_in}
             self.replay_buffer_kwargs = windows | given[1] | ({} if tracker is None else {"belief_dim": tracker.dim})
+        self.n_steps = 1  # SB3 would leave returns over several steps to the buffer
         try:
             super()._setup_model()
         finally:
-            self.policy_kwargs, self.replay_buffer_kwargs = given
+            (self.policy_kwargs, self.replay_buffer_kwargs), self.n_steps = given, n_steps
         self._simulated: HistoryReplayBuffer | None = None
 
     def _three_times_lr(self, progress_remaining: float) -> float:
@@ -388,7 +395,15 @@ class BEN(OffPolicyAlgorithm):
             )
         frequency, *_ = self.train_freq if isinstance(self.train_freq, tuple) else (self.train_freq,)
         check_count("train_freq", frequency)
-        counts = ("buffer_size", "batch_size", "sequence_length", "n_posterior_steps", "n_phi_samples", "target_update_interval")
+        counts = (
+            "buffer_size",
+            "batch_size",
+            "sequence_length",
+            "n_posterior_steps",
+            "n_phi_samples",
+            "n_steps",
+            "target_update_interval",
+        )
         for name in counts:
             check_count(name, getattr(self, name))
         for name, least in (("gradient_steps", -1), ("n_pretrain_steps", 0), ("burn_in", 0)):
@@ -721,7 +736,10 @@ class BEN(OffPolicyAlgorithm):
         _, values, _ = policy.q_net_target(histories.observations, histories.previous_actions, rewards, beliefs=histories.beliefs)
         chosen = (q_values if self.double_q else values)[1:].argmax(dim=-1, keepdim=True)
         next_values = policy.bellman_units.unstandardize(values[1:].gather(-1, chosen)[..., 0])
-        b = bellman_target(self._expected_rewards(histories), histories.dones, next_values, self.gamma)
+        rewards = self._expected_rewards(histories)
+        b = bellman_target(rewards, histories.dones, next_values, self.gamma)
+        for _ in range(self.n_steps - 1):
+            b = one_step_longer(b, rewards, histories.dones, histories.mask, self.gamma)
         if self.action_gap:
             values = policy.bellman_units.std * values[:-1]
             b = b - self.action_gap * disadvantages(values, histories.actions, self.action_gap_limit)

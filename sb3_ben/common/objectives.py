@@ -17,6 +17,7 @@ __all__ = [
     "msbbe_double",
     "msbbe_semi",
     "negative_elbo",
+    "one_step_longer",
     "total_variance",
 ]
 
@@ -70,6 +71,19 @@ def bellman_target(reward: Tensor, done: Tensor, next_values: Tensor, gamma: flo
     """
     # where and not a product: values after the end may be anything, even infinite
     return torch.where(done.bool(), reward, reward + gamma * next_values).detach()
+
+
+def one_step_longer(b: Tensor, reward: Tensor, done: Tensor, mask: Tensor, gamma: float) -> Tensor:
+    r"""Bellman samples over one step more, :math:`r_t + \gamma b_{t+1}`; those at the end of a history stay as they are.
+
+    :param b: Bellman samples (T, ...)
+    :param reward: rewards (T, ...)
+    :param done: whether the episode ended there for good (T, ...)
+    :param mask: which of the T steps of a history are there (T, ...)
+    :param gamma: discount
+    """
+    longer = bellman_target(reward[:-1], done[:-1], b[1:], gamma)
+    return torch.cat((torch.where(mask[1:].bool(), longer, b[:-1]), b[-1:]))
 
 
 def disadvantages(values: Tensor, actions: Tensor, limit: float = torch.inf) -> Tensor:
