@@ -7,7 +7,6 @@ import pathlib
 import random
 import sys
 import warnings
-import zipfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -17,7 +16,7 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import ReplayBuffer
-from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
@@ -48,7 +47,7 @@ from sb3_ben.ben.policies import (
     MultiInputPolicy,
 )
 from sb3_ben.common.buffers import HistoryReplayBuffer, HistoryReplaySamples, as_histories, join_histories
-from sb3_ben.common.checks import check, check_count, check_number
+from sb3_ben.common.checks import check, check_count, check_finite, check_model_file, check_number, check_spaces
 from sb3_ben.common.epistemic import EpistemicFlow, RowAdam, StackedEpistemicFlow, prior_log_prob
 from sb3_ben.common.objectives import (
     PAPER_BASE_PRECISION,
@@ -78,7 +77,7 @@ from sb3_ben.common.priors import (
     with_pasts,
 )
 from sb3_ben.common.saving import complete_file
-from sb3_ben.common.vec_previous_reward import VecPreviousReward
+from sb3_ben.common.vec_previous_reward import VecPreviousReward, carry_in_evaluation
 
 __all__ = ["BEN", "BellmanDistribution"]
 
@@ -453,12 +452,12 @@ class BEN(OffPolicyAlgorithm):
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
         """As in SB3, with the wrapper that carries the previous reward outermost."""
-        _check_spaces(env.observation_space, env.action_space)
+        check_spaces(env.observation_space, env.action_space)
         venv = OffPolicyAlgorithm._wrap_env(env, verbose, monitor_wrapper)
         return venv if isinstance(venv, VecPreviousReward) else VecPreviousReward(venv)
 
     def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
-        _carry_rewards_in_evaluation(callback)
+        carry_in_evaluation(callback)
         return super()._init_callback(callback, progress_bar)
 
     def _setup_learn(self, total_timesteps: int, *args: Any, **kwargs: Any) -> tuple[int, BaseCallback]:
@@ -471,7 +470,7 @@ class BEN(OffPolicyAlgorithm):
         if self.replay_buffer.n_envs != self.n_envs:
             raise ValueError(f"The replay buffer holds {self.replay_buffer.n_envs} environments, the model has {self.n_envs}")
         self._check_prior()  # of the environment in use, which may have been set since
-        _check_finite(self._last_obs, "observation")
+        check_finite(self._last_obs, "observation")
         if is_fresh:
             self._start_episodes()
         return total_timesteps, callback
@@ -616,10 +615,10 @@ class BEN(OffPolicyAlgorithm):
     ) -> None:
         normalize = self._vec_normalize_env
         original = np.asarray(reward if normalize is None else normalize.get_original_reward(), dtype=np.float32)
-        _check_finite(original, "reward")
-        _check_finite(new_obs, "observation")
+        check_finite(original, "reward")
+        check_finite(new_obs, "observation")
         for i in np.flatnonzero(dones):  # of these, the new observation belongs to the next episode
-            _check_finite(infos[i].get("terminal_observation", 0.0), "last observation of an episode")
+            check_finite(infos[i].get("terminal_observation", 0.0), "last observation of an episode")
         if self.policy.tracker is not None:
             self._advance_beliefs(buffer_action, new_obs, original, dones, infos)
         super()._store_transition(replay_buffer, buffer_action, new_obs, reward, dones, infos)
@@ -1083,7 +1082,7 @@ class BEN(OffPolicyAlgorithm):
     @classmethod
     def load(cls: type[SelfBEN], path: str | pathlib.Path | io.BufferedIOBase, *args: Any, **kwargs: Any) -> SelfBEN:
         """As in SB3; a file that is not a model saved by BEN is refused with a ``ValueError``."""
-        _check_model_file(path)
+        check_model_file(path)
         return super().load(path, *args, **kwargs)
 
     def _excluded_save_params(self) -> list[str]:
@@ -1103,38 +1102,6 @@ class BEN(OffPolicyAlgorithm):
         return ["policy", "policy.optimizer", "policy.posterior_optimizer"], []
 
 
-def _carry_rewards_in_evaluation(callback: Any, seen: set[int] | None = None) -> None:
-    """Wrap the environments of all evaluation callbacks, nested ones too, so that evaluation is exact."""
-    seen = set() if seen is None else seen  # callbacks may know each other
-    if not isinstance(callback, (list, BaseCallback)) or id(callback) in seen:
-        return
-    seen.add(id(callback))
-    if isinstance(callback, EvalCallback) and not isinstance(callback.eval_env, VecPreviousReward):
-        callback.eval_env = VecPreviousReward(callback.eval_env)
-    for child in callback if isinstance(callback, list) else vars(callback).values():
-        _carry_rewards_in_evaluation(child, seen)
-
-
-def _check_spaces(observation_space: spaces.Space, action_space: spaces.Space) -> None:
-    """Say at once, and with a remedy, which spaces are not supported; errors of the same types as SB3's."""
-    parts = observation_space.spaces.values() if isinstance(observation_space, spaces.Dict) else ()
-    if any(isinstance(part, (spaces.Dict, spaces.Tuple)) for part in parts):
-        raise NotImplementedError(
-            "Nested observation spaces are not supported: flatten them, with gymnasium.wrappers.FlattenObservation or a "
-            "TransformObservation of your own"
-        )
-    assert isinstance(action_space, spaces.Discrete), (
-        f"BEN values each of finitely many actions, and the action space is {action_space}: make it Discrete, with a "
-        "gymnasium.ActionWrapper that looks actions up in a table, or use an algorithm for such actions, for example RecurrentPPO"
-    )
-
-
-def _check_finite(values: Any, what: str) -> None:
-    for part in values.values() if isinstance(values, dict) else (values,):
-        if not np.isfinite(part).all():
-            raise ValueError(f"The environment returned a {what} that is not finite: {np.asarray(part)}")
-
-
 def _get_rng_state() -> dict[str, Any]:
     return {"python": random.getstate(), "numpy": np.random.get_state(), "torch": th.get_rng_state()}
 
@@ -1143,26 +1110,3 @@ def _set_rng_state(state: dict[str, Any]) -> None:
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     th.set_rng_state(state["torch"])
-
-
-def _check_model_file(path: str | pathlib.Path | io.BufferedIOBase) -> None:
-    """Refuse what is not a zip file saved by BEN."""
-    if isinstance(path, (str, pathlib.Path)):
-        path = pathlib.Path(path)
-        path = path if path.exists() else path.with_name(path.name + ".zip")
-        if not path.exists():
-            return  # SB3's own message names the file
-    if not zipfile.is_zipfile(path):
-        raise ValueError(f"{path} is not a complete model file: it is damaged, cut short or something else")
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = set(archive.namelist())
-            damaged = archive.testzip()
-    except (zipfile.BadZipFile, NotImplementedError, EOFError, OSError) as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
-    if hasattr(path, "seek"):
-        path.seek(0)
-    if damaged is not None:
-        raise ValueError(f"{path} is damaged: its part {damaged} cannot be read")
-    if not {"data", "policy.pth", "policy.posterior_optimizer.pth"} <= names:
-        raise ValueError(f"{path} was not saved by BEN: load it with the algorithm that saved it")

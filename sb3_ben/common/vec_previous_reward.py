@@ -9,10 +9,18 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize, unwrap_vec_normalize
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepReturn
 
-__all__ = ["DictWithReward", "ObservationWithReward", "VecPreviousReward", "attach_reward", "previous_reward"]
+__all__ = [
+    "DictWithReward",
+    "ObservationWithReward",
+    "VecPreviousReward",
+    "attach_reward",
+    "carry_in_evaluation",
+    "previous_reward",
+]
 
 
 NORMALIZE_SETTINGS = ("training", "norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon")
@@ -78,3 +86,15 @@ class VecPreviousReward(VecEnvWrapper):
         observations, rewards, dones, infos = self.venv.step_wait()
         original = rewards if self._normalize is None else self._normalize.get_original_reward()
         return attach_reward(observations, np.asarray(original, dtype=np.float32)), rewards, dones, infos
+
+
+def carry_in_evaluation(callback: Any, seen: set[int] | None = None) -> None:
+    """Wrap the environments of all evaluation callbacks, nested ones too, so that evaluation is exact."""
+    seen = set() if seen is None else seen  # callbacks may know each other
+    if not isinstance(callback, (list, BaseCallback)) or id(callback) in seen:
+        return
+    seen.add(id(callback))
+    if isinstance(callback, EvalCallback) and not isinstance(callback.eval_env, VecPreviousReward):
+        callback.eval_env = VecPreviousReward(callback.eval_env)
+    for child in callback if isinstance(callback, list) else vars(callback).values():
+        carry_in_evaluation(child, seen)
