@@ -559,7 +559,7 @@ def spread_figure(moments: Sequence[Moment], names: Sequence[str]) -> Matplotlib
 def door_figure(moments: Sequence[Moment], values: Mapping[int, DoorValues]) -> MatplotlibFigure:
     """What BEN thinks of opening each door above, what may be behind it below; a column for each step in ``values``."""
     figure = MatplotlibFigure(figsize=(5 * len(values), 5))
-    figure.subplots_adjust(left=0.18 / len(values), right=0.99, bottom=0.1, top=0.94, wspace=0.18, hspace=0.08)
+    figure.subplots_adjust(left=0.21 / len(values), right=0.99, bottom=0.1, top=0.94, wspace=0.18, hspace=0.08)
     grid = figure.subplots(2, len(values), squeeze=False, sharex=True)
     for (step, value), (top, bottom) in zip(values.items(), grid.T, strict=True):
         doors, (_, victim, hazard) = np.arange(len(value.mean)), moments[step].exact.T
@@ -567,7 +567,7 @@ def door_figure(moments: Sequence[Moment], values: Mapping[int, DoorValues]) -> 
         top.set_title(f"step {step}")
         bottom.bar(doors, victim, color="tab:green", label="P(victim)")
         bottom.bar(doors, hazard, bottom=victim, color="tab:red", label="P(hazard)")
-        bottom.set(xlabel="door", ylim=(0, 1))
+        bottom.set(xlabel="door", ylim=(0, 1), xticks=doors[::4])
     grid[0, 0].set_ylabel("BEN: value of opening,\nepistemic deviation")
     grid[1, 0].set_ylabel("exact posterior")
     grid[1, 0].legend(fontsize=8)
