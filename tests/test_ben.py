@@ -682,6 +682,16 @@ def test_numbers_that_are_not_finite_are_refused_at_once(what: str, bellman: str
     assert model.num_timesteps == (0 if what == "first observation" else 4)
 
 
+def test_settings_of_normalisation_are_reached_from_outside() -> None:
+    venv = VecNormalize(make_vec("Tiger-v0", 2), norm_obs=False)
+    tiny(env=venv).get_env().training = False
+    assert not venv.training
+
+
+def test_an_optimizer_may_loop_over_its_parameters() -> None:
+    tiny(policy_kwargs={"optimizer_kwargs": {"foreach": True}}).learn(20)
+
+
 def test_changing_units_changes_no_value() -> None:
     model = tiny(env=make_vec("Tiger-v0", 2)).learn(40)
     policy, obs = model.policy, th.tensor([[[0], [1], [2]]])
