@@ -713,6 +713,7 @@ def test_impossible_combinations() -> None:
         ({"prior": model, "bellman": "point"}, "bellman"),
         ({"bellman": "model"}, "bellman"),
         ({"prior": model, "exploration": "posterior"}, "exploration"),
+        ({"prior": model, "n_steps": 3}, "n_steps"),
         ({"prior": model, "replay_buffer_class": ReplayBuffer}, "HistoryReplayBuffer"),
         ({"prior": Prior(simulations=Simulations(TigerEnv)), "belief_scope": "episode"}, "belief_scope"),
     ):

@@ -392,6 +392,8 @@ class BEN(OffPolicyAlgorithm):
             raise ValueError(
                 f"`exploration='posterior'` draws hypotheses from the flows, which bellman={self.bellman!r} goes without"
             )
+        if self.n_steps != 1 and self.bellman == "model":
+            raise ValueError("`n_steps` is for samples of what happened, and an exact model takes their place")
         frequency, *_ = self.train_freq if isinstance(self.train_freq, tuple) else (self.train_freq,)
         check_count("train_freq", frequency)
         counts = (

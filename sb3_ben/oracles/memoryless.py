@@ -6,6 +6,7 @@ to compute the expected return of every one of them.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from itertools import product
 from typing import NamedTuple, TypeVar
 
@@ -99,12 +100,13 @@ class _BestMemoryless(Oracle[ConfigT]):
         super().__init__(config)
         self.value, self.policy = best_memoryless(self._inputs(), config.horizon)  # type: ignore[attr-defined]
 
+    @abstractmethod
     def _inputs(self) -> Inputs:
-        raise NotImplementedError
+        """The chains of inputs of the environment."""
 
+    @abstractmethod
     def _input(self, observations: np.ndarray, rewards: np.ndarray, actions: np.ndarray) -> np.ndarray:
         """The input of each environment after a step, given the action that led there."""
-        raise NotImplementedError
 
     def _initial_state(self, n_envs: int) -> OracleState:
         return (np.full(n_envs, NO_ACTION),)
