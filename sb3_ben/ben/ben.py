@@ -5,11 +5,9 @@ from __future__ import annotations
 import io
 import pathlib
 import random
-import sys
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable
 from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -20,7 +18,6 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, RolloutReturn, Schedule, TrainFreq
 from stable_baselines3.common.utils import (
     FloatSchedule,
@@ -35,6 +32,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch.distributions import Distribution
 from tqdm import tqdm  # type: ignore[import-untyped]
 
+from sb3_ben.ben.arguments import check_arguments, check_prior
 from sb3_ben.ben.policies import (
     BENPolicy,
     CnnLstmPolicy,
@@ -46,14 +44,14 @@ from sb3_ben.ben.policies import (
     MultiInputLstmPolicy,
     MultiInputPolicy,
 )
+from sb3_ben.ben.pretraining import pretraining_stages
 from sb3_ben.common.buffers import HistoryReplayBuffer, HistoryReplaySamples, as_histories, join_histories
-from sb3_ben.common.checks import check, check_count, check_finite, check_model_file, check_number, check_spaces
+from sb3_ben.common.checks import check_count, check_finite, check_model_file, check_spaces
 from sb3_ben.common.epistemic import EpistemicFlow, RowAdam, StackedEpistemicFlow, prior_log_prob
 from sb3_ben.common.objectives import (
     PAPER_BASE_PRECISION,
     add_noise,
     bellman_target,
-    clamp_to_rewards,
     clamp_to_samples,
     disadvantages,
     kl_estimate,
@@ -67,14 +65,10 @@ from sb3_ben.common.priors import (
     Believed,
     Prior,
     PriorFactory,
-    RewardBelief,
     bellman_means,
-    first_histories,
     simulate,
     terminal_observations,
-    transition_histories,
     with_last_observations,
-    with_pasts,
 )
 from sb3_ben.common.saving import complete_file
 from sb3_ben.common.vec_previous_reward import VecPreviousReward, carry_in_evaluation
@@ -83,14 +77,6 @@ __all__ = ["BEN", "BellmanDistribution"]
 
 SelfBEN = TypeVar("SelfBEN", bound="BEN")
 
-CHOICES = {
-    "belief_scope": ("run", "episode"),
-    "msbbe": ("semi", "double"),
-    "elbo": ("exact", "paper"),
-    "bellman": ("flow", "point", "model"),
-    "exploration": ("epsilon", "spread", "posterior", "greedy"),
-}
-LARGE = sys.float_info.max  # for bounds that leave out infinity
 PRETRAIN_LOG_INTERVAL = 100  # steps of pre-training that logged values are averaged over
 SPREAD = (0.02, 0.5)  # the epsilons of exploration="spread"; a quarter of the environments act at random
 
@@ -337,7 +323,7 @@ class BEN(OffPolicyAlgorithm):
     def _setup_model(self) -> None:
         self.set_random_seed(self.seed)  # of what a prior may draw
         self.prior = self.known = Prior.of(self.prior, self.env)
-        self._check_arguments()
+        check_arguments(self)
         self.replay_buffer_class = self.replay_buffer_class or HistoryReplayBuffer
         self._setup_networks_and_buffer()
         self.q_net, self.q_net_target = self.policy.q_net, self.policy.q_net_target
@@ -377,80 +363,6 @@ class BEN(OffPolicyAlgorithm):
     def _three_times_lr(self, progress_remaining: float) -> float:
         return 3 * self.lr_schedule(progress_remaining)
 
-    def _check_arguments(self) -> None:
-        for name, choices in CHOICES.items():
-            value = getattr(self, name)
-            if value not in choices:
-                raise ValueError(f"`{name}` must be one of {', '.join(map(repr, choices))}, got {value!r}")
-        self._check_observation_space()
-        self._check_prior()  # which may change `bellman`
-        if self.belief_scope == "episode" and not issubclass(
-            self.replay_buffer_class or HistoryReplayBuffer, HistoryReplayBuffer
-        ):
-            raise ValueError("`belief_scope='episode'` fits histories: it needs a HistoryReplayBuffer")
-        if self.exploration == "posterior" and self.bellman != "flow":
-            raise ValueError(
-                f"`exploration='posterior'` draws hypotheses from the flows, which bellman={self.bellman!r} goes without"
-            )
-        if self.n_steps != 1 and self.bellman == "model":
-            raise ValueError("`n_steps` is for samples of what happened, and an exact model takes their place")
-        frequency, *_ = self.train_freq if isinstance(self.train_freq, tuple) else (self.train_freq,)
-        check_count("train_freq", frequency)
-        counts = (
-            "buffer_size",
-            "batch_size",
-            "sequence_length",
-            "n_posterior_steps",
-            "n_phi_samples",
-            "n_steps",
-            "target_update_interval",
-        )
-        for name in counts:
-            check_count(name, getattr(self, name))
-        for name, least in (("gradient_steps", -1), ("n_pretrain_steps", 0), ("burn_in", 0)):
-            check_count(name, getattr(self, name), least)
-        check_number("learning_starts", self.learning_starts, 0)
-        check_number("bellman_noise", self.bellman_noise, 0, LARGE)
-        epsilons = ("exploration_fraction", "exploration_initial_eps", "exploration_final_eps")
-        for name in ("tau", "gamma", "flow_weight", "encoder_weight", *epsilons):
-            check_number(name, getattr(self, name), 0, 1)
-        for name in ("learning_rate", "posterior_learning_rate"):
-            if not callable(getattr(self, name)) and getattr(self, name) is not None:
-                check_number(name, getattr(self, name), 0, LARGE)
-        check(0 <= self.action_gap < 1, f"`action_gap` must be at least 0 and less than 1, got {self.action_gap}")
-        for name in ("action_gap_limit", "max_grad_norm"):
-            check(getattr(self, name) > 0, f"`{name}` must be positive, got {getattr(self, name)}")
-
-    def _check_prior(self) -> None:
-        """Say at once which parts of the prior do not go together with the rest."""
-        known = self.known
-        if known.phi is not None and self.policy_kwargs.get("prior") is not None:
-            raise ValueError("There are two priors over phi, one in `prior` and one in `policy_kwargs`: give one of them")
-        if known.model is not None and self.bellman == "flow":
-            self.bellman = "model"
-        if (known.model is not None) != (self.bellman == "model"):
-            which = "without" if known.model is None else "with"
-            raise ValueError(f"`bellman={self.bellman!r}` does not go together with a prior {which} a model")
-        filters = known.belief is not None or known.model is not None
-        if filters and not issubclass(self.replay_buffer_class or HistoryReplayBuffer, HistoryReplayBuffer):
-            raise ValueError("A prior with a belief or a model needs a HistoryReplayBuffer, which stores what filters say")
-        normalize = None if self.env is None else self.get_vec_normalize_env()
-        if filters and normalize is not None and normalize.norm_obs:
-            raise ValueError("The filters of a prior read the environment's own observations: use VecNormalize(norm_obs=False)")
-        if isinstance(known.belief, RewardBelief) and normalize is not None and normalize.norm_reward:
-            raise ValueError("The rewards that a belief expects are the environment's own: use VecNormalize(norm_reward=False)")
-        if known.simulations is not None and self.belief_scope == "episode":
-            raise ValueError("`belief_scope='episode'` learns from the running episodes alone, and can use no simulations")
-
-    def _check_observation_space(self) -> None:
-        """Say at once, and with a remedy, what the networks could only stumble over."""
-        space = self.observation_space
-        extractor = self.policy_kwargs.get("features_extractor_class") or self.policy_class.default_features_extractor_class
-        if isinstance(space, spaces.Dict) and extractor is FlattenExtractor:
-            raise ValueError("Observations are dictionaries: use MultiInputLstmPolicy, or a features extractor for them")
-        if not isinstance(space, spaces.Dict) and extractor is CombinedExtractor:
-            raise ValueError("Observations are no dictionaries: use MlpLstmPolicy, or CnnLstmPolicy for images")
-
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
         """As in SB3, with the wrapper that carries the previous reward outermost."""
@@ -471,7 +383,7 @@ class BEN(OffPolicyAlgorithm):
         total_timesteps, callback = super()._setup_learn(total_timesteps, *args, **kwargs)
         if self.replay_buffer.n_envs != self.n_envs:
             raise ValueError(f"The replay buffer holds {self.replay_buffer.n_envs} environments, the model has {self.n_envs}")
-        self._check_prior()  # of the environment in use, which may have been set since
+        check_prior(self)  # of the environment in use, which may have been set since
         check_finite(self._last_obs, "observation")
         if is_fresh:
             self._start_episodes()
@@ -876,7 +788,7 @@ class BEN(OffPolicyAlgorithm):
             self._resume = None
         if not hasattr(self, "_logger"):
             self._logger = configure_logger(self.verbose, self.tensorboard_log, "BEN", True)
-        stages = self._pretraining_stages()
+        stages = pretraining_stages(self)
         watcher = self._init_callback(callback)
         watcher.on_training_start(locals(), globals())
         self._update_learning_rates()
@@ -895,86 +807,6 @@ class BEN(OffPolicyAlgorithm):
         watcher.on_training_end()
         self.policy.q_net_target.load_state_dict(self.policy.q_net.state_dict())
         return self
-
-    def _pretraining_stages(self) -> list[Callable[[], dict[str, float]]]:
-        """What each step of Algorithm 2 consists of, given what is known."""
-        known = self.known
-        stages: list[Callable[[], dict[str, float]]] = []
-        if known.simulations is None and self.bellman in ("flow", "model"):
-            if self._last_obs is None and self.env is None:
-                raise ValueError("Pre-training under a prior over phi needs first observations: give the model an environment")
-            obs = self.env.reset() if self._last_obs is None else self._last_obs  # type: ignore[union-attr]
-            stages.append(partial(self._pretrain_on_first_observations, obs))
-        if known.transitions is not None:
-            stages.append(self._pretrain_on_transitions)
-        if known.simulations is not None:
-            stages.append(self._pretrain_on_simulations)
-        if not stages:
-            raise ValueError(
-                "There is nothing to pre-train on: neither flows nor transitions, simulations or a model in the prior"
-            )
-        return stages
-
-    def _pretrain_on_first_observations(self, first: Any) -> dict[str, float]:
-        """A step on the MSBBE of all actions in first observations, under the exact model or the prior over phi."""
-        policy = self.policy
-        if self.bellman == "model":
-            assert policy.tracker is not None, "a model is a filter"
-            histories = first_histories(first, policy.tracker, self.device)
-            logs = {"msbbe_first": self._update(histories)["train/msbbe"]}
-            self._follow_target()
-            return logs
-        obs, _ = policy.obs_to_tensor(first)
-        starts = th.ones(self.n_envs, dtype=th.bool, device=self.device)
-        encoding, _ = policy.step(obs, policy.initial_memory(self.n_envs), th.zeros(self.n_envs, device=self.device), starts)
-        phi = policy.sample_prior(self.n_phi_samples)
-        with th.no_grad():
-            context = self._contexts_of_all_actions(encoding)
-            mean = policy.aleatoric.mean(context.flatten(0, 1), phi).mean(dim=0)
-        loss = msbbe_semi(encoding.q_values, mean.view_as(encoding.q_values))
-        self._descend(loss)
-        return {"msbbe_first": loss.item()}
-
-    def _pretrain_on_transitions(self) -> dict[str, float]:
-        """A step on the MSBBE of known transitions. Their b is no mystery: Q is pulled to it, and with flows, these learn its
-        density under hypotheses from the prior, which stays what it is."""
-        policy, known = self.policy, self.known
-        assert known.transitions is not None
-        has_past = policy.rnn_type != "none" and policy.tracker is None  # filters know only pasts that can be
-        length = int(np.random.randint(1, self.sequence_length + 1)) if has_past else 1
-        drawn = known.transitions(length * self.batch_size)
-        histories = transition_histories(drawn, self.observation_space, policy.action_space, policy.tracker, self.device)
-        if has_past and not histories.dones.all():
-            histories = with_pasts(histories, length)
-        policy.reward_units.update(histories.rewards)
-        encoding, _ = self._encode(histories)
-        # of actions that nothing is known of, the best seem ever better if nothing holds them
-        b = clamp_to_rewards(self._bellman_samples(histories, encoding.q_values), histories.rewards, self.gamma)
-        q = encoding.q_values[:-1].gather(-1, histories.actions[..., None])[..., 0]
-        targets = policy.bellman_units.standardize(b)
-        msbbe = msbbe_semi(q, targets, histories.mask)
-        loss, logs = msbbe, {"msbbe_transitions": msbbe.item()}
-        if self.bellman == "flow":
-            phi = policy.sample_prior(self.n_phi_samples)
-            context = policy.context(Encoding(*(part[:-1] for part in encoding)), histories.actions)
-            blurred = add_noise(targets[-1], self.bellman_noise)
-            log_prob, counts = policy.aleatoric.log_prob(blurred, context[-1], phi).mean(dim=0), histories.mask[-1]
-            nll = -(log_prob * counts).sum() / counts.sum().clamp_min(1)
-            loss, logs["nll_transitions"] = msbbe + nll, nll.item()
-        self._descend(loss)
-        policy.update_bellman_units(b, histories.mask)
-        self._follow_target()
-        return logs
-
-    def _pretrain_on_simulations(self) -> dict[str, float]:
-        """A step of Algorithm 1 on simulated histories."""
-        is_new = self._simulated is None
-        buffer = self.simulated
-        if is_new and self.policy.reward_units.count == 0:
-            self.policy.reward_units.update(th.as_tensor(buffer.rewards[: buffer.size()], device=self.device))
-        logs = self._update(buffer.sample(self.batch_size, env=self._vec_normalize_env))
-        self._follow_target()
-        return {name.removeprefix("train/").replace("/", "_"): value for name, value in logs.items()}
 
     def _follow_target(self) -> None:
         """Let the target network follow, after each step of pre-training with Bellman samples."""
