@@ -115,6 +115,7 @@ class Experiment:
     :param evaluation: how agents are evaluated
     :param metrics: what is measured beside the returns, by names in :mod:`benchmarks.harness.metrics`
     :param claims: what the numbers decide
+    :param isolated: whether each job has a process of its own, so that the memory it takes can be told
     :param smoke: fields that are replaced in the smoke version
     """
 
@@ -130,6 +131,7 @@ class Experiment:
     evaluation: Evaluation = Evaluation()
     metrics: tuple[str, ...] = ()
     claims: tuple[Claim, ...] = ()
+    isolated: bool = False
     smoke: Mapping[str, Any] = field(default_factory=dict)
 
     def jobs(self) -> list[Job]:
@@ -169,6 +171,7 @@ class Experiment:
             steps=smoke["steps"],
             seeds=smoke["seeds"],
             evaluation=Evaluation(**smoke["evaluation"]),
+            isolated=False,  # which takes seconds
         )
 
 
@@ -255,7 +258,7 @@ class Job:
             **shared,
             **({"training_kwargs": self.training_kwargs} if differs else {}),
             "algo": self.algo,
-            "hyperparams": {**entry, **self.experiment.agents[self.agent].hyperparams},
+            "hyperparams": {**entry, **self.hyperparams()},
             "steps": self.steps,
             "seed": self.zoo_seed,
             "evaluation": dataclasses.asdict(self.experiment.evaluation),

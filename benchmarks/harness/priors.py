@@ -11,7 +11,6 @@ from joblib import Memory
 from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import VecEnv
 
-from benchmarks.harness.references import config_of
 from sb3_ben.common.priors import Prior, PriorFactory
 from sb3_ben.envs.search_and_rescue import SearchAndRescueConfig
 from sb3_ben.oracles.rescue_learned import LearnedRescueBelief, learned_belief
@@ -30,15 +29,13 @@ def tiger_model() -> Prior:
     return Prior(model=TigerModel())
 
 
-def _rescue_config(env_id: str, **kwargs: Any) -> SearchAndRescueConfig:
-    config = config_of(env_id, kwargs)
-    assert isinstance(config, SearchAndRescueConfig), f"{env_id} is not search and rescue"
-    return config
-
-
-def rescue_weak(env_id: str) -> Prior:
+def rescue_weak() -> PriorFactory:
     """The paper's weak prior: free moves, and what a door costs on average that is opened blindly."""
-    return Prior(transitions=RescueTransitions(_rescue_config(env_id)))
+    return _weak_prior
+
+
+def _weak_prior(env: VecEnv) -> Prior:
+    return Prior(transitions=RescueTransitions(config_of_env(env), seed=int(np.random.randint(2**31))))
 
 
 def rescue_learned(**kwargs: Any) -> PriorFactory:

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from benchmarks.harness import records
 from benchmarks.harness.experiment import Job
-from benchmarks.harness.training import PROGRESS, Places, run_job
+from benchmarks.harness.training import PROGRESS, Places, run_isolated, run_job
 
 BACKENDS = ("loky", "ray", "dask")
 ATTEMPTS = 3  # a job whose process dies is tried this often
@@ -126,7 +126,9 @@ def run(jobs: Sequence[Job], places: Places, n_jobs: int = 1, name: str = "loky"
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 todo = missing(jobs, places.results)
-                outcomes = Parallel(n_jobs=n_jobs, batch_size=1)(delayed(run_job)(job, places) for job in todo)
+                outcomes = Parallel(n_jobs=n_jobs, batch_size=1)(
+                    delayed(run_isolated if job.experiment.isolated else run_job)(job, places) for job in todo
+                )
                 errors = [outcome for outcome in outcomes if outcome is not None]
                 break
             except BrokenProcessPool as error:

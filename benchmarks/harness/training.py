@@ -23,6 +23,7 @@ import cloudpickle  # type: ignore[import-untyped]
 import gymnasium as gym
 import numpy as np
 import torch as th
+from joblib.externals.loky import ProcessPoolExecutor  # whose processes may have processes
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.monitor import Monitor
@@ -427,6 +428,12 @@ def run_job(job: Job, places: Places) -> str | None:
         return f"{job.name} failed:\n{traceback.format_exc()}"
     shutil.rmtree(folder, ignore_errors=True)
     return None
+
+
+def run_isolated(job: Job, places: Places) -> str | None:
+    """:func:`run_job` in a process of its own, which has no memory of other jobs."""
+    with ProcessPoolExecutor(1) as pool:
+        return pool.submit(run_job, job, places).result()
 
 
 # ---------------------------------------------------------------------- memory
