@@ -21,6 +21,7 @@ from benchmarks.harness.experiment import Experiment, choose, load_all
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, SMOKE_RESULTS = ROOT / "benchmarks" / "results", ROOT / "results" / "smoke"
 WORK = ROOT / "results" / "benchmarks"
+PAGE = ROOT / "docs" / "benchmarks.md"
 
 
 def minutes(seconds: float) -> str:
@@ -64,6 +65,9 @@ def run(experiments: Sequence[Experiment], args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("\nStopped. The same command goes on from here.")
         return 130
+    left = running.missing(todo, args.results)
+    if left and not errors:
+        errors = [f"{len(left)} jobs have left no record in {args.results}: do all workers see this folder?"]
     for error in errors:
         print(error, file=sys.stderr)
     return 1 if errors else 0
@@ -88,14 +92,16 @@ def make_parser() -> argparse.ArgumentParser:
     runs.add_argument("--work", type=Path, default=WORK, help="folder for checkpoints, shared by all machines")
     runs.add_argument("--checkpoint-seconds", type=float, default=120.0, help="time between two checkpoints of a job")
     report = commands.add_parser("report", parents=[shared], help="write the page and its figures")
-    report.add_argument("--page", type=Path, default=ROOT / "docs" / "benchmarks.md")
+    report.add_argument(
+        "--page", type=Path, help="where to write (default: docs/benchmarks.md; of smoke versions, beside their results)"
+    )
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
-    args.results = args.results or (SMOKE_RESULTS if args.smoke else RESULTS)
+    args.results = (args.results or (SMOKE_RESULTS if args.smoke else RESULTS)).resolve()  # wherever a worker's folder is
     experiments = load_all()
     if args.smoke:
         experiments = {name: experiment.as_smoke() for name, experiment in experiments.items()}
@@ -105,12 +111,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command == "report":
         from benchmarks.harness.report import write_report
 
-        print(f"Written to {write_report(list(experiments.values()), args.results, args.page)}")
+        if not any(args.results.rglob("*.npz.xz")):
+            parser.error(f"there are no results in {args.results}")
+        page = args.page or (args.results / "benchmarks.md" if args.smoke else PAGE)
+        print(f"Written to {write_report(list(experiments.values()), args.results, page)}")
         return 0
-    if args.jobs == 0 or (args.seeds is not None and args.seeds < 1):
+    if (args.jobs < 1 and args.jobs != -1) or (args.seeds is not None and args.seeds < 1):
         parser.error("--jobs and --seeds must be at least 1 (--jobs may be -1)")
+    if args.checkpoint_seconds < 0:
+        parser.error("--checkpoint-seconds must not be negative")
+    args.work = args.work.resolve()
     try:
-        chosen = list(experiments.values()) if args.names == ["all"] else choose(args.names, experiments)
+        chosen = list(experiments.values()) if "all" in args.names else choose(args.names, experiments)
     except ValueError as error:
         parser.error(str(error))
     known = {agent for experiment in chosen for agent in experiment.agents}

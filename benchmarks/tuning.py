@@ -1,4 +1,4 @@
-"""What changes of the zoo's hyperparameters do, for any algorithm: on seeds below 100, which no published number uses.
+"""What changes of the zoo's hyperparameters do, for any algorithm: on seeds and in worlds that no published number uses.
 
 python -m benchmarks.tuning --algo ppo_lstm --env Tiger-v0 --options "" "ent_coef=0.05" "gae_lambda=1.0" [--seeds 1]
 python -m benchmarks.tuning --algo ppo_lstm --env Tiger-v0 --search 24 --jobs 2
@@ -24,7 +24,15 @@ import yaml
 from joblib import Parallel, delayed
 
 from benchmarks.common import tuned_steps
-from benchmarks.harness.experiment import Agent, Environment, Evaluation, Experiment, Job
+from benchmarks.harness.experiment import (
+    N_TUNING_SEEDS,
+    TUNING_EVALUATION_SEED,
+    Agent,
+    Environment,
+    Evaluation,
+    Experiment,
+    Job,
+)
 from benchmarks.harness.training import Places, output_in, train
 
 SPACES = Path(__file__).with_name("search_spaces.yml")
@@ -37,7 +45,7 @@ class Trial(NamedTuple):
     :param algo: algorithm, as in the zoo
     :param env: environment
     :param steps: environment steps
-    :param seed: seed, below 100
+    :param seed: seed, below 40
     :param options: arguments in place of the zoo's
     """
 
@@ -59,6 +67,7 @@ class Trial(NamedTuple):
             steps=self.steps,
             seeds=1,
             evaluation=Evaluation(episodes, points=0),
+            evaluation_seed=TUNING_EVALUATION_SEED,
         )
         return Job(experiment, self.env, self.options, self.seed)
 
@@ -134,6 +143,8 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each")
     parser.add_argument("--trials", type=Path, default=TRIALS, help="file of all trials (default: %(default)s)")
     args = parser.parse_args()
+    if not 1 <= args.seeds <= N_TUNING_SEEDS:
+        parser.error(f"--seeds must be from 1 to {N_TUNING_SEEDS}")
     steps = args.steps or tuned_steps(args.algo, args.env)
     all_options = [*args.options, *(drawn(args.algo, args.env, args.search) if args.search else [])] or [""]
     seeds = range(args.seeds)

@@ -24,9 +24,21 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
 
 from benchmarks import tuning
-from benchmarks.__main__ import RESULTS, main
+from benchmarks.__main__ import PAGE, RESULTS, main
 from benchmarks.harness import claims, priors, records, running, statistics, training
-from benchmarks.harness.experiment import FOLDER, Agent, Claim, Job, load, load_all
+from benchmarks.harness.experiment import (
+    EVALUATION_SEED,
+    FIRST_TEST_SEED,
+    FOLDER,
+    N_TUNING_SEEDS,
+    SEED_STRIDE,
+    TUNING_EVALUATION_SEED,
+    Agent,
+    Claim,
+    Job,
+    load,
+    load_all,
+)
 from benchmarks.harness.training import Places, run_job
 from sb3_ben import BEN, make_vec
 
@@ -111,6 +123,28 @@ def kill_worker(job: Job, places: Places, killed: list[int]) -> None:
     killed.append(pid)
 
 
+def test_damaged_checkpoint_is_given_up(tmp_path: Path) -> None:
+    job, places = job_of("BEN without flows", steps=160), Places(tmp_path / "results", tmp_path / "work")
+    checkpoint = places.of(job) / "checkpoint-80"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "model.zip").write_bytes(b"half of")
+    assert run_job(job, places) is None
+    record = records.find(job, places.results)
+    assert record is not None
+    assert record.meta["n_resumed"] == 0
+
+
+def test_weak_prior_follows_the_seed(tmp_path: Path) -> None:
+    job = next(job for job in EXPERIMENTS["rescue_weak_prior"].jobs() if job.agent == "weak prior")
+    found = []
+    for name in ("first", "again"):
+        assert run_job(job, Places(tmp_path / name, tmp_path / f"{name}-work")) is None
+        record = records.find(job, tmp_path / name)
+        assert record is not None
+        found.append(record)
+    assert same(*found)
+
+
 @pytest.mark.parametrize("backend", ["loky", "ray"])
 def test_job_of_a_killed_worker_is_repeated(backend: str, tmp_path: Path) -> None:
     """Two workers, real ones; one is killed in the middle of its job, which then goes on from its checkpoint."""
@@ -135,9 +169,29 @@ def test_jobs_run_on_dask(tmp_path: Path) -> None:
     distributed = pytest.importorskip("distributed")
     places = Places(tmp_path / "results", tmp_path / "work")
     jobs = [job for job in EXPERIMENTS["tiger_learned"].jobs() if job.seed is None]
-    with distributed.LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None) as cluster:
-        assert running.run(jobs, places, n_jobs=1, name="dask", address=cluster.scheduler_address) == []
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None) as cluster:
+        assert running.run(jobs, places, n_jobs=2, name="dask", address=cluster.scheduler_address) == []
+        assert sum(len(worker.state.tasks) + worker.state.executed_count for worker in cluster.workers.values()) > 0
     assert running.missing(jobs, places.results) == []
+
+
+def test_workers_of_dask_with_several_threads_are_refused(tmp_path: Path) -> None:
+    distributed = pytest.importorskip("distributed")
+    places = Places(tmp_path / "results", tmp_path / "work")
+    with (
+        distributed.LocalCluster(n_workers=1, threads_per_worker=2, processes=False, dashboard_address=None) as cluster,
+        pytest.raises(SystemExit, match="--nthreads 1"),
+    ):
+        running.run([job_of("BEN", 160)], places, n_jobs=2, name="dask", address=cluster.scheduler_address)
+
+
+def test_isolated_jobs_have_processes_of_their_own(tmp_path: Path) -> None:
+    job = job_of("BEN without flows", steps=160)
+    job = dataclasses.replace(job, experiment=dataclasses.replace(job.experiment, isolated=True))
+    assert running.run([job], Places(tmp_path / "results", tmp_path / "work")) == []
+    record = records.find(job, tmp_path / "results")
+    assert record is not None
+    assert record.meta["memory_mb"] > 1  # which it would not be in a process that has done the like before
 
 
 # ---------------------------------------------------------------------- all experiments, in small
@@ -269,10 +323,40 @@ def test_verdicts_follow_the_numbers(tiger: statistics.Results, monkeypatch: pyt
     assert holds("statistic_between", agent="listens", name="return", low=-12, high=-10) is True
     assert holds("increases", agents=["listens", "good"]) is True
     assert holds("increases", agents=["good", "listens"]) is False
+    assert holds("increases", agents=["good", "good"]) is None
     assert holds("improves", agent="good", over=["nobody"]) is None
+    assert holds("improves", agent="good", over=["good"], probability=0.5) is None  # even odds are no improvement
+    assert holds("score_at_least", agent="good", mean=0.95) is True
+    assert holds("score_at_least", agent="listens", mean=0.95) is False
     claim = Claim("", "ours", "improves", {"agent": "good", "over": ["listens"]})
     assert str(claims.decide(claim, experiment, [tiger])) == "**holds** so far (4 of 10 seeds)"
     assert str(claims.decide(claim, dataclasses.replace(experiment, seeds=4), [tiger])) == "**holds**"
+
+
+def test_ratios_to_nothing_are_infinite(tiger: statistics.Results) -> None:
+    for seed, hazards in ((0, 5.0), (1, 5.0), (2, 5.0), (3, 5.0)):
+        tiger.agents["listens"][seed].arrays["eval_hazards"] = np.full(400, hazards)
+        tiger.agents["good"][seed].arrays["eval_hazards"] = np.zeros(400)
+    assert claims.statistic_ratio(tiger, "listens", "good", "hazards", low=10).holds is True
+    assert claims.statistic_ratio(tiger, "good", "listens", "hazards", low=10).holds is False
+    assert claims.statistic_ratio(tiger, "good", "listens", "hazards", high=0.5).holds is True
+    assert claims.statistic_ratio(tiger, "good", "good", "hazards", low=10).holds is None
+
+
+def test_few_seeds_have_no_interval_and_decide_nothing(tiger: statistics.Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "REPS", 40)
+    for runs in tiger.agents.values():
+        del runs[2], runs[3]
+    assert str(statistics.mean(tiger)["listens"]) == "-11.0"
+    assert str(statistics.improvement(tiger, "good", "listens")) == "1.00"
+    claim = Claim("", "ours", "improves", {"agent": "good", "over": ["listens"]})
+    assert str(claims.decide(claim, tiger.experiment, [tiger])) == "not decided so far (2 of 10 seeds)"
+
+
+def test_curves_end_with_the_budget_of_an_agent(tiger: statistics.Results) -> None:
+    curve = {"curve_step": np.array([0, 50]), "curve_return": np.array([[-11.0], [-11.0]])}
+    values = statistics._interpolated(tiger, records.Record({"steps": 50}, curve), np.array([0, 50, 100]))
+    assert np.array_equal(values, [0, 0, np.nan], equal_nan=True)
 
 
 def test_curves_are_read_at_the_same_steps(tiger: statistics.Results) -> None:
@@ -318,6 +402,14 @@ def test_jobs_that_differ_in_their_labels_alone_share_a_record(tmp_path: Path) -
     assert running.missing([job, same, longer], tmp_path) == [longer]
     assert records.outdated(longer, tmp_path) == [records.path_of(job, tmp_path)]
     assert records.outdated(same, tmp_path) == []
+
+
+def test_records_that_other_experiments_need_are_not_outdated(tmp_path: Path) -> None:
+    experiment = load_all()["tiger_learned"]
+    job = next(job for job in experiment.jobs() if job.agent == "BEN")
+    changed = dataclasses.replace(job, experiment=dataclasses.replace(experiment, steps=7))
+    records.write(records.path_of(job, tmp_path), records.Record({}))
+    assert records.outdated(changed, tmp_path) == []
 
 
 def test_learned_beliefs_are_learned_once_for_a_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,6 +459,8 @@ def test_failing_job_is_reported_and_leaves_no_record(tmp_path: Path) -> None:
         ("metrics: [speeed]", "no metric is called 'speeed'"),
         ("references: [nobody]", "no reference is called 'nobody'"),
         ("claims: [{text: x, source: ours, test: guess}]", "no test is called 'guess'"),
+        ("claims: [{text: x, source: ours, test: improves, agent: BEN, over: [DQM]}]", "no agent of a claim is called 'DQM'"),
+        ("score: best", "no score is called 'best'"),
         ("smoke: {stepps: 1}", "unknown fields stepps"),
         ("stepps: 1", "stepps"),
     ],
@@ -384,7 +478,32 @@ def test_unknown_experiment_is_refused(capsys: pytest.CaptureFixture[str]) -> No
     assert "do you mean 'tiger_learned'?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "tiger_learned", "--jobs", "-5"),
+        ("run", "tiger_learned", "--seeds", "0"),
+        ("run", "tiger_learned", "--checkpoint-seconds", "-1"),
+        ("run", "tiger_learned", "--agents", "DQM"),
+        ("report", "--results", "nowhere"),
+    ],
+)
+def test_impossible_arguments_are_refused(arguments: tuple[str, ...]) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
+
+
+def test_page_of_smoke_versions_is_beside_their_results(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "REPS", 20)
+    before = PAGE.read_text()
+    assert main(("report", "--smoke", "--results", str(results))) == 0
+    assert (results / "benchmarks.md").exists()
+    assert PAGE.read_text() == before
+
+
 def test_seeds_of_tests_are_not_those_of_tuning() -> None:
+    assert SEED_STRIDE * N_TUNING_SEEDS < TUNING_EVALUATION_SEED < EVALUATION_SEED < SEED_STRIDE * FIRST_TEST_SEED
+    assert tuning.Trial("ben", "Tiger-v0", 160, 0, "").job(8).configuration()["evaluation_seed"] == TUNING_EVALUATION_SEED
     for experiment in load_all().values():
         seeds = {job.zoo_seed for job in experiment.jobs() if job.seed is not None}
         assert min(seeds) >= 100_000
@@ -403,6 +522,7 @@ def test_overrides_are_merged_with_the_policy_of_the_file() -> None:
     kwargs = job.hyperparams()["policy_kwargs"]
     assert kwargs["lstm_hidden_size"] == 8
     assert "net_arch" in kwargs
+    assert "net_arch" in job.configuration()["hyperparams"]["policy_kwargs"]  # a change in the zoo's file is another job
 
 
 def test_agents_may_train_longer_and_in_other_worlds_than_they_are_evaluated_in(tmp_path: Path) -> None:
@@ -462,8 +582,8 @@ def test_random_search_draws_the_same_options_again_and_none_twice() -> None:
 
 def test_published_results_belong_to_the_experiments() -> None:
     """Raw files of experiments that have been renamed or of agents that are gone would be dead weight."""
-    known = {records.path_of(job, RESULTS) for experiment in load_all().values() for job in experiment.jobs()}
-    assert set(RESULTS.rglob("*.xz")) <= known
+    known = {job.digest() for experiment in load_all().values() for job in experiment.jobs()}
+    assert {path.name.removesuffix(records.SUFFIX).rpartition("-")[2] for path in RESULTS.rglob("*.xz")} <= known
 
 
 CONFORMANCE = """

@@ -29,17 +29,23 @@ class Verdict(NamedTuple):
         return {True: "**holds**", False: "**does not hold**", None: "not decided"}[self.holds] + self.note
 
 
-def score_at_least(results: Results, agent: str, iqm: float, low: float = -np.inf, score: str = "greedy") -> Verdict:
-    """The normalised interquartile mean reaches a value, and the lower end of its interval another."""
-    found = statistics.iqm(results, score)[agent]
-    return Verdict(found.value >= iqm and found.low >= low, f"IQM of {agent}: {found}")
+def score_at_least(
+    results: Results, agent: str, iqm: float = -np.inf, low: float = -np.inf, mean: float = -np.inf, score: str = "greedy"
+) -> Verdict:
+    """The normalised interquartile mean reaches a value, the lower end of its interval another, and the mean a third."""
+    found, average = statistics.iqm(results, score)[agent], statistics.normalised_mean(results, score)[agent]
+    holds = found.value >= iqm and found.low >= low and average.value >= mean
+    return Verdict(holds, f"IQM of {agent}: {found}" + ("" if mean == -np.inf else f", mean {average}"))
 
 
 def improves(results: Results, agent: str, over: list[str], probability: float = 0.9, score: str = "greedy") -> Verdict:
-    """A run of one agent scores higher than one of others, with a probability above a value."""
+    """A run of one agent scores higher than one of others, with a probability above a value and more than by chance: even odds
+    are below the interval. Not decided where neither this holds nor all of an interval is below the value."""
     found = {other: statistics.improvement(results, agent, other, score) for other in over}
     evidence = "; ".join(f"P({agent} > {other}) = {interval}" for other, interval in found.items())
-    return Verdict(all(interval.value > probability for interval in found.values()), evidence)
+    if all(interval.value > probability and interval.low > 0.5 for interval in found.values()):
+        return Verdict(True, evidence)
+    return Verdict(False if any(interval.high <= probability for interval in found.values()) else None, evidence)
 
 
 def no_worse(results: Results, agent: str, than: str, score: str = "greedy") -> Verdict:
@@ -63,15 +69,19 @@ def statistic_ratio(
 ) -> Verdict:
     """The mean of a count, divided by that of another agent, lies between two values."""
     mine, other = (statistics.statistic(list(results.agents[which].values()), name, stage) for which in (agent, over))
-    ratio = mine / other if other else np.nan
-    return Verdict(bool(low <= ratio <= high), f"mean {name}: {agent} {number(mine)}, {over} {number(other)}")
+    holds = (
+        None if mine == other == 0 else bool((low == -np.inf or mine >= low * other) and (high == np.inf or mine <= high * other))
+    )
+    return Verdict(holds, f"mean {name}: {agent} {number(mine)}, {over} {number(other)}")
 
 
 def increases(results: Results, agents: list[str], score: str = "greedy") -> Verdict:
-    """The last of several agents is better than the first, and no step between them makes it worse beyond its interval."""
+    """The last of several agents is better than the first beyond both intervals, and no step between them makes it worse beyond
+    them. Not decided where the intervals of the first and the last overlap."""
     found = statistics.iqm(results, score)
     row = [found[agent] for agent in agents]
-    holds = row[-1].value > row[0].value and all(b.high >= a.low for a, b in pairwise(row))
+    falls = row[-1].high < row[0].low or any(b.high < a.low for a, b in pairwise(row))
+    holds = False if falls else True if row[-1].low > row[0].high else None
     return Verdict(holds, "; ".join(f"{agent}: {interval}" for agent, interval in zip(agents, row, strict=True)))
 
 
@@ -102,11 +112,10 @@ def decide(claim: Claim, experiment: Experiment, found: list[Results]) -> Verdic
     arguments: dict[str, Any] = dict(claim.arguments)
     label = arguments.pop("environment", next(iter(experiment.environments)))
     results = next((results for results in found if results.environment == label), None)
-    named = [arguments.get("agent"), arguments.get("than"), *arguments.get("agents", ())]
-    named += arguments["over"] if isinstance(arguments.get("over"), list) else [arguments.get("over")]
-    absent = [agent for agent in named if agent is not None and (results is None or agent not in results.agents)]
-    if results is None or absent:
+    if results is None or not set(claim.agents()) <= set(results.agents):
         return Verdict(None, "not run")
-    seeds = min(len(results.agents[agent]) for agent in named if agent is not None)
-    note = "" if seeds >= experiment.seeds else f" so far ({seeds} of {experiment.seeds} seeds)"
-    return TESTS[claim.test](results, **arguments)._replace(note=note)
+    seeds = min(len(results.agents[agent]) for agent in claim.agents())
+    verdict = TESTS[claim.test](results, **arguments)
+    if seeds < min(experiment.seeds, statistics.FEWEST):  # too few for an interval
+        verdict = verdict._replace(holds=None)
+    return verdict._replace(note="" if seeds >= experiment.seeds else f" so far ({seeds} of {experiment.seeds} seeds)")

@@ -19,6 +19,8 @@ FOLDER = Path(__file__).resolve().parent.parent / "experiments"
 COSTS = Path(__file__).with_name("costs.yml")
 FIRST_TEST_SEED = 100  # seeds below are for tuning
 SEED_STRIDE = 1000  # the zoo seeds environment i with seed + i: with a stride, no two runs share a world
+N_TUNING_SEEDS = 40  # so that the worlds of tuning are below those by which it is scored
+TUNING_EVALUATION_SEED = 45_000  # of the worlds that score what is tuned
 EVALUATION_SEED = 50_000  # of the worlds for evaluation: above all seeds of tuning, below all of training
 REFERENCE = "reference"  # the `algo` of agents that know the problem and are not trained
 #: hyperparameters that make a run last seconds, by algorithm
@@ -91,12 +93,20 @@ class Claim:
     :param source: who claims it: ``paper`` or ``ours``
     :param test: name of a test in :mod:`benchmarks.harness.claims`
     :param arguments: of the test
+    :param why: why it does not hold, as far as that is known
     """
 
     text: str
     source: str
     test: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    why: str = ""
+
+    def agents(self) -> list[str]:
+        """The agents that it is about."""
+        over = self.arguments.get("over", [])
+        named = [self.arguments.get("agent"), self.arguments.get("than"), *self.arguments.get("agents", ())]
+        return [agent for agent in (*named, *(over if isinstance(over, list) else [over])) if agent is not None]
 
 
 @dataclass(frozen=True)
@@ -107,6 +117,7 @@ class Experiment:
     :param number: position in the list of experiments
     :param title: what it is, in a line
     :param question: what it is meant to find out
+    :param note: what a reader of its numbers has to know
     :param environments: by label
     :param agents: by label
     :param references: agents that know the problem, by their names in :mod:`benchmarks.harness.references`
@@ -114,6 +125,9 @@ class Experiment:
     :param seeds: number of training runs of each agent, with the seeds from 100 on
     :param evaluation: how agents are evaluated
     :param metrics: what is measured beside the returns, by names in :mod:`benchmarks.harness.metrics`
+    :param score: what tables and figures score a run by, see :data:`benchmarks.harness.statistics.SCORES`
+    :param figure: ``curves`` along training, or ``scores`` where agents have budgets of their own
+    :param evaluation_seed: of the worlds that agents are evaluated in
     :param claims: what the numbers decide
     :param isolated: whether each job has a process of its own, so that the memory it takes can be told
     :param smoke: fields that are replaced in the smoke version
@@ -130,6 +144,10 @@ class Experiment:
     seeds: int
     evaluation: Evaluation = Evaluation()
     metrics: tuple[str, ...] = ()
+    note: str = ""
+    score: str = "greedy"
+    figure: str = "curves"
+    evaluation_seed: int = EVALUATION_SEED
     claims: tuple[Claim, ...] = ()
     isolated: bool = False
     smoke: Mapping[str, Any] = field(default_factory=dict)
@@ -249,7 +267,11 @@ class Job:
 
     def configuration(self) -> dict[str, Any]:
         """All that decides the result: as long as it stays the same, the job need not be repeated."""
-        shared = {"env_id": self.env.env_id, "env_kwargs": dict(self.env.kwargs), "evaluation_seed": EVALUATION_SEED}
+        shared = {
+            "env_id": self.env.env_id,
+            "env_kwargs": dict(self.env.kwargs),
+            "evaluation_seed": self.experiment.evaluation_seed,
+        }
         if self.seed is None:
             return {**shared, "reference": self.agent, "episodes": self.experiment.evaluation.episodes}
         entry = {name: value for name, value in self.zoo_entry().items() if name != "n_timesteps"}
@@ -351,12 +373,12 @@ def _agent(steps: str | float | None = None, **arguments: Any) -> Agent:
     return Agent(steps=None if steps is None else int(float(steps)), **arguments)
 
 
-def _claim(text: str, source: str, test: str, **arguments: Any) -> Claim:
-    return Claim(text, source, test, arguments)
+def _claim(text: str, source: str, test: str, why: str = "", **arguments: Any) -> Claim:
+    return Claim(text, source, test, arguments, why)
 
 
 def _check(experiment: Experiment) -> None:
-    from benchmarks.harness import claims, metrics, references
+    from benchmarks.harness import claims, metrics, references, statistics
 
     known_references = {name for world in references.REFERENCES.values() for name in world}
     for kind, names, known in (
@@ -364,6 +386,10 @@ def _check(experiment: Experiment) -> None:
         ("metric", experiment.metrics, metrics.METRICS),
         ("test", [claim.test for claim in experiment.claims], claims.TESTS),
         ("source of a claim", [claim.source for claim in experiment.claims], ("paper", "ours")),
+        ("agent of a claim", [agent for claim in experiment.claims for agent in claim.agents()], experiment.agents),
+        ("environment of a claim", _environments_of_claims(experiment), experiment.environments),
+        ("score", [experiment.score], statistics.SCORES),
+        ("figure", [experiment.figure], ("curves", "scores")),
     ):
         for name in names:
             if name not in known:
@@ -373,6 +399,10 @@ def _check(experiment: Experiment) -> None:
     unknown = set(experiment.smoke) - {"steps", "seeds", "evaluation", "env_kwargs", "hyperparams"}
     if unknown:
         raise ValueError(f"`smoke` has unknown fields {', '.join(sorted(unknown))}")
+
+
+def _environments_of_claims(experiment: Experiment) -> list[str]:
+    return [claim.arguments["environment"] for claim in experiment.claims if "environment" in claim.arguments]
 
 
 def load_all(folder: Path = FOLDER) -> dict[str, Experiment]:

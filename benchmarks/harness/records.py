@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import lzma
@@ -17,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.experiment import Job
+from benchmarks.harness.experiment import Job, load_all
 
 PACKAGES = ("sb3_ben", "stable_baselines3", "sb3_contrib", "rl_zoo3", "gymnasium", "torch", "zuko", "numpy")
 SUFFIX = ".npz.xz"
@@ -98,9 +99,16 @@ def find(job: Job, results: Path) -> Record | None:
 
 
 def outdated(job: Job, results: Path) -> list[Path]:
-    """Records of the job with other settings than it has now."""
+    """Records of the job with other settings than it has now, but for those that other experiments find by the fingerprint."""
     own = path_of(job, results)
-    return [path for path in own.parent.glob(f"{job.seed_name}-*{SUFFIX}") if path != own]
+    others = [path for path in own.parent.glob(f"{job.seed_name}-*{SUFFIX}") if path != own]
+    return [path for path in others if path.name.removesuffix(SUFFIX).rpartition("-")[2] not in _needed()] if others else []
+
+
+@functools.cache
+def _needed() -> set[str]:
+    """The fingerprints of all jobs that are declared."""
+    return {job.digest() for experiment in load_all().values() for job in experiment.jobs()}
 
 
 def provenance() -> dict[str, Any]:

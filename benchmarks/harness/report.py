@@ -11,16 +11,23 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
-from rliable import plot_utils
+from rliable import metrics, plot_utils
 
 from benchmarks.harness import claims, statistics
 from benchmarks.harness.claims import Verdict
-from benchmarks.harness.experiment import EVALUATION_SEED, FIRST_TEST_SEED, SEED_STRIDE, Experiment
+from benchmarks.harness.experiment import (
+    EVALUATION_SEED,
+    FIRST_TEST_SEED,
+    SEED_STRIDE,
+    TUNING_EVALUATION_SEED,
+    Experiment,
+)
 from benchmarks.harness.records import Record
 from benchmarks.harness.statistics import Curve, Results, number
 
 COLORS = ("#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc", "#ca9161", "#949494", "#ece133", "#56b4e9")
 IMAGES = Path("images", "benchmarks")  # beside the page
+SCORE_TITLES = {"greedy": "score", "first": "first episode", "tail": "last fifth of training", "cumulative": "sum while learning"}
 SOURCES = {"paper": "the paper", "ours": "this project"}
 SHOWN_VERSIONS = ("stable_baselines3", "sb3_contrib", "rl_zoo3", "torch")
 LEVELS = (0.5, 0.8, 0.9, 0.95)  # of central intervals, for calibration
@@ -37,15 +44,23 @@ INTRODUCTION = f"""# Benchmarks
 This page is written by `python -m benchmarks report` from the raw results in `benchmarks/results/`; how they are made and how to
 add to them is on [another page](benchmarks_howto.md).
 
-- **Scores** are greedy returns after training, normalised: 0 is the agent that always listens or never opens a door, 1 the oracle
-  (exact where it can be computed, otherwise the best known agent in the same worlds). Where the optimum is exact, the optimal
+- **Scores** are greedy returns after training, unless an experiment says otherwise, normalised: 0 is the agent that always
+  listens, never opens a door or pulls arms at random, 1 the oracle (exact where it can be computed, otherwise the best known
+  agent in the same worlds); on cart poles returns of 0 and 500 are scored 0 and 1. Where the optimum is exact, the optimal
   agent's returns in the same worlds are a control variate, which takes off most of the luck of these worlds.
-- **IQM** is the interquartile mean over seeds, in brackets its 95 % interval (stratified bootstrap, rliable). The mean return and
-  the mean of the worst 5 % of all episodes are in the units of rewards: a robust average hides disasters.
+- **IQM** is the interquartile mean over seeds, in brackets its 95 % interval (stratified bootstrap, rliable), from
+  {statistics.FEWEST} seeds on; with fewer, no claim is decided. The mean return and the mean of the worst 5 % of all episodes
+  are in the units of rewards: a robust average hides disasters.
+- **Claims** that one agent is better than another hold if the probability that a run scores higher is above 0.9 (or another value
+  that is named) and its interval above one half. They do not hold if the interval is below that value; else nothing is decided.
 - **Seeds** are paired: every agent with the same number of environments learns in the same worlds, and all are evaluated in the
   same new ones. Seeds start at {FIRST_TEST_SEED}, and seed s is seed {SEED_STRIDE} s of the zoo, so that no two runs share a
-  world; tuning used seeds of the zoo below {FIRST_TEST_SEED}, and the worlds for evaluation have the seeds from
-  {EVALUATION_SEED} on.
+  world; the worlds for evaluation have the seeds from {EVALUATION_SEED} on.
+- **Tuning** trained with seeds of the harness below {FIRST_TEST_SEED}. Its trials (`benchmarks/trials.csv`) were scored in the
+  worlds that are used for evaluation here; new ones have worlds of their own, from {TUNING_EVALUATION_SEED} on. On cart poles,
+  two settings were chosen after a look at runs with test seeds, and seed {FIRST_TEST_SEED} of search and rescue was watched
+  while its agents were developed: the [log](log.md) says where.
+- **Commits** with a plus had changes in the working folder.
 - **Hyperparameters** are those in `hyperparams/`, read by rl-zoo3, with the changes that an agent's row names.
 """
 
@@ -61,13 +76,13 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def scores_table(results: Results) -> str:
     """All agents, and the references beside them."""
-    counts, tails = _counts(results), statistics.scores(results, "tail")
-    iqm, mean = statistics.iqm(results), statistics.mean(results)
+    counts, tails, kind = _counts(results), statistics.scores(results, "tail"), results.experiment.score
+    iqm, mean = statistics.iqm(results, kind), statistics.mean(results, kind)
     header = [
         "agent",
         "seeds",
-        "score, IQM",
-        "mean return",
+        f"{SCORE_TITLES[kind]}, IQM",
+        "mean" if kind != "greedy" else "mean return",
         "worst 5 %",
         *counts,
         "return in the last fifth of training",
@@ -94,7 +109,10 @@ def _reference_row(results: Results, name: str, counts: Sequence[str]) -> list[s
     known = results.world
     is_exact = name == known.one and known.exact is not None
     value = results.greedy(record)
-    score = number(float(results.normalised(value)))
+    if results.experiment.score == "greedy":
+        score = number(float(results.normalised(value)))
+    else:  # of single episodes, as those of learners
+        score = number(float(metrics.aggregate_iqm(results.normalised(record.arrays["eval_return"]))))
     mean = f"{number(value)} (exact)" if is_exact else number(value)
     values = [
         score,
@@ -110,9 +128,10 @@ def improvement_table(results: Results) -> str:
     agent, *others = results.agents
     rows = []
     for other in others:
-        found = [statistics.improvement(results, agent, other, kind) for kind in ("greedy", "tail")]
+        found = [statistics.improvement(results, agent, other, kind) for kind in (results.experiment.score, "tail")]
         rows.append([f"{agent} > {other}", *map(str, found)])
-    return table(["probability of improvement", "greedy return", "return in the last fifth of training"], rows)
+    title = SCORE_TITLES[results.experiment.score].replace("score", "greedy return")
+    return table(["probability of improvement", title, "return in the last fifth of training"], rows)
 
 
 def metrics_tables(results: Results) -> list[str]:
@@ -175,30 +194,47 @@ def calibration_table(results: Results) -> str:
 # ---------------------------------------------------------------------- figures
 
 
-def curves_figure(results: Results, path: Path) -> bool:
-    """Sample efficiency: greedy returns and returns while learning, normalised; ``False`` where there is nothing to draw."""
-    curves = [
-        (curve, title)
-        for curve, title in (
-            (statistics.greedy_curve(results), "greedy, new worlds"),
-            (statistics.learning_curve(results), "while learning"),
-        )
-        if curve is not None and _is_in_sight(curve)
-    ]
+def scores_figure(results: Results, path: Path) -> str:
+    """The scores of all agents with their intervals; returns what is to be said of it."""
+    found = statistics.iqm(results, results.experiment.score)
+    figure, ax = plt.subplots(figsize=(5.5, 0.5 + 0.4 * len(found)))
+    for row, (interval, color) in enumerate(zip(found.values(), COLORS, strict=False)):
+        ax.plot([interval.low, interval.high], [row, row], color=color, linewidth=5, alpha=0.4, solid_capstyle="butt")
+        ax.plot(interval.value, row, "o", color=color)
+    ax.set_yticks(range(len(found)), list(found))
+    ax.invert_yaxis()
+    ax.axvline(1, color="black", linewidth=0.8, linestyle=":")
+    ax.axvline(0, color="black", linewidth=0.8, linestyle=":")
+    ax.set_xlim(left=max(ax.get_xlim()[0], LOWEST))
+    ax.set_xlabel(f"{SCORE_TITLES[results.experiment.score]}, IQM")
+    _save(figure, path)
+    return "Points are interquartile means, bars their 95 % intervals."
+
+
+def curves_figure(results: Results, path: Path) -> str:
+    """Sample efficiency: greedy returns and returns while learning, normalised; returns what is to be said of it."""
+    drawn = {
+        "greedy, new worlds": statistics.greedy_curve(results),
+        "while learning": statistics.learning_curve(results),
+    }
+    curves = [(curve, title) for title, curve in drawn.items() if curve is not None and _is_in_sight(curve)]
+    hidden = [title for title, curve in drawn.items() if curve is not None and not _is_in_sight(curve)]
+    remarks = [f"Not drawn ({title}): all scores are below {LOWEST:.0f}." for title in hidden]
     if not curves:
-        return False
+        return " ".join(remarks)
+    if any((values < LOWEST).any() for curve, _ in curves for values in curve.values.values()):
+        remarks.append(f"Curves are cut off at {LOWEST:.0f}: an agent that is not to be seen is below.")
     figure, axes = plt.subplots(1, len(curves), figsize=(5.5 * len(curves), 3.8), squeeze=False)
     for ax, (curve, title) in zip(axes[0], curves, strict=True):
         _draw(ax, curve, list(results.agents), title)
     axes[0][0].legend(frameon=False, fontsize="small")
     _save(figure, path)
-    return True
+    return " ".join(remarks)
 
 
 def _is_in_sight(curve: Curve) -> bool:
-    """Whether a curve is complete, and anything of it not far below all scores that matter."""
-    values = np.concatenate(list(curve.values.values()))
-    return bool(np.isfinite(values).all() and values.max() > LOWEST)
+    """Whether anything of a curve is not far below all scores that matter."""
+    return bool((np.concatenate(list(curve.values.values())) > LOWEST).any())
 
 
 def _draw(ax: Any, curve: Curve, agents: list[str], title: str) -> None:
@@ -217,7 +253,7 @@ def _draw(ax: Any, curve: Curve, agents: list[str], title: str) -> None:
         linewidth=1.2,
     )
     ax.set_title(title, fontsize="medium")
-    ax.set_ylim(max(min(float(np.min(values)) for values in curve.values.values()), LOWEST) - 0.1, 1.1)
+    ax.set_ylim(max(float(np.nanmin(np.concatenate(list(curve.values.values())))), LOWEST) - 0.1, 1.1)
     ax.axhline(1, color="black", linewidth=0.8, linestyle=":")
     ax.axhline(0, color="black", linewidth=0.8, linestyle=":")
 
@@ -236,10 +272,10 @@ def _save(figure: Any, path: Path) -> None:
 def claims_table(experiment: Experiment, decided: Sequence[Verdict]) -> str:
     """What the numbers say of each claim."""
     rows = [
-        [claim.text, SOURCES[claim.source], str(verdict), verdict.evidence]
+        [claim.text, SOURCES[claim.source], str(verdict), verdict.evidence, "" if verdict.holds else claim.why]
         for claim, verdict in zip(experiment.claims, decided, strict=True)
     ]
-    return table(["claim", "of", "verdict", "numbers"], rows)
+    return table(["claim", "of", "verdict", "numbers", "why"], rows)
 
 
 def what_was_run(experiment: Experiment, found: list[Results]) -> str:
@@ -266,7 +302,7 @@ def _range(values: Iterable[Any]) -> str:
 
 def section(experiment: Experiment, found: list[Results], decided: list[Verdict], page: Path) -> str:
     """The part of the page that is about one experiment."""
-    parts = [f"## {experiment.number}. {experiment.title}", experiment.question]
+    parts = [f"## {experiment.number}. {experiment.title}", *filter(None, (experiment.question, experiment.note))]
     if not found:
         cost = sum(job.cpu_seconds for job in experiment.jobs()) / 60
         parts.append(f"*Not run yet* (`python -m benchmarks run {experiment.name}`, about {cost:.0f} CPU minutes).")
@@ -282,8 +318,11 @@ def section(experiment: Experiment, found: list[Results], decided: list[Verdict]
             parts.append(improvement_table(results))
         parts += metrics_tables(results)
         figure = page.parent / IMAGES / f"{experiment.name}-{list(experiment.environments).index(results.environment)}.svg"
-        if curves_figure(results, figure):
-            parts.append(f"![{experiment.title}: scores along training]({figure.relative_to(page.parent).as_posix()})")
+        figure.unlink(missing_ok=True)
+        remark = {"curves": curves_figure, "scores": scores_figure}[experiment.figure](results, figure)
+        if figure.exists():
+            parts.append(f"![{experiment.title}: {experiment.figure}]({figure.relative_to(page.parent).as_posix()})")
+        parts += filter(None, [remark])
     return "\n\n".join(parts)
 
 

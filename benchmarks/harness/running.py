@@ -63,7 +63,9 @@ def _connect_to_dask(stack: contextlib.ExitStack, address: str | None) -> None:
         from distributed import Client
     except ImportError as error:
         raise SystemExit("Dask is not installed: pip install distributed") from error
-    stack.enter_context(Client(address) if address else Client(threads_per_worker=1))
+    client = stack.enter_context(Client(address) if address else Client(threads_per_worker=1))
+    if any(threads > 1 for threads in client.nthreads().values()):
+        raise SystemExit("Jobs draw from the random generators of their process: start Dask's workers with --nthreads 1")
 
 
 def missing(jobs: Sequence[Job], results: Path) -> list[Job]:

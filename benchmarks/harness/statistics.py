@@ -18,18 +18,21 @@ from sb3_ben.common.callbacks import untouched_rng
 
 REPS = 2000  # bootstrap replications; a tenth of them for curves, a quarter for probabilities, which take long
 WORST = 0.05  # the share of episodes whose mean is shown as the worst
+FEWEST = 3  # seeds of an interval
 N_BINS = 20  # of curves of the return while learning
 SEED = 0  # of the bootstrap: the page is the same whenever it is made from the same records
 
 
 class Interval(NamedTuple):
-    """An estimate with its 95 % interval."""
+    """An estimate with its 95 % interval, which is NaN where too few runs are known."""
 
     value: float
     low: float
     high: float
 
     def __str__(self) -> str:
+        if np.isnan(self.low):
+            return number(self.value)
         return f"{number(self.value)} [{number(self.low)}, {number(self.high)}]"
 
 
@@ -95,8 +98,8 @@ def tail(record: Record) -> float:
 
 
 def cumulative(record: Record) -> float:
-    """The sum of all returns in training, for each of the environments that run side by side."""
-    return float(record.arrays["train_return"].sum(dtype=float)) / record.meta["configuration"]["hyperparams"].get("n_envs", 1)
+    """The sum of all returns in training, however many environments run side by side."""
+    return float(record.arrays["train_return"].sum(dtype=float))
 
 
 def first(record: Record) -> float:
@@ -150,13 +153,24 @@ def estimate(values: dict[str, np.ndarray], aggregate: Callable[[np.ndarray], fl
     matrices = {name: one[:, None] for name, one in values.items() if len(one)}
     with untouched_rng(SEED):
         points, intervals = library.get_interval_estimates(matrices, lambda x: np.array([aggregate(x)]), reps=REPS)
-    return {name: Interval(float(points[name][0]), *(float(bound[0]) for bound in intervals[name])) for name in points}
+    return {name: _interval(points[name], intervals[name], len(values[name])) for name in points}
+
+
+def _interval(point: Any, bounds: Any, n_runs: int) -> Interval:
+    low, high = np.ravel(bounds) if n_runs >= FEWEST else (np.nan, np.nan)
+    return Interval(float(np.ravel(point)[0]), float(low), float(high))
 
 
 def iqm(results: Results, kind: str = "greedy") -> dict[str, Interval]:
     """The interquartile mean of normalised scores."""
     normalised = {name: results.normalised(values) for name, values in scores(results, kind).items()}
     return estimate(normalised, metrics.aggregate_iqm)
+
+
+def normalised_mean(results: Results, kind: str = "greedy") -> dict[str, Interval]:
+    """The mean of normalised scores."""
+    normalised = {name: results.normalised(values) for name, values in scores(results, kind).items()}
+    return estimate(normalised, metrics.aggregate_mean)
 
 
 def mean(results: Results, kind: str = "greedy") -> dict[str, Interval]:
@@ -170,7 +184,7 @@ def improvement(results: Results, agent: str, other: str, kind: str = "greedy") 
     pair = {"pair": (values[agent][:, None], values[other][:, None])}
     with untouched_rng(SEED):
         points, intervals = library.get_interval_estimates(pair, metrics.probability_of_improvement, reps=REPS // 4)
-    return Interval(float(points["pair"]), *(float(bound) for bound in np.ravel(intervals["pair"])))
+    return _interval(points["pair"], intervals["pair"], min(len(values[agent]), len(values[other])))
 
 
 def worst(runs: Sequence[Record]) -> float:
@@ -209,8 +223,8 @@ def greedy_curve(results: Results) -> Curve | None:
 
 
 def _interpolated(results: Results, record: Record, steps: np.ndarray) -> np.ndarray:
-    means = results.normalised(record.arrays["curve_return"].astype(float).mean(axis=1))
-    return np.interp(steps, record.arrays["curve_step"], means)
+    means, ends = results.normalised(record.arrays["curve_return"].astype(float).mean(axis=1)), record.arrays["curve_step"]
+    return np.where(steps <= max(ends[-1], record.meta["steps"]), np.interp(steps, ends, means), np.nan)
 
 
 def learning_curve(results: Results) -> Curve | None:

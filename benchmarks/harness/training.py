@@ -100,6 +100,7 @@ class Manager(ExperimentManager):
             verbose=0,
             device="cpu",
         )
+        self.evaluation_seed = job.experiment.evaluation_seed
         self.vec_env_class = vectorized  # type: ignore[assignment]
         # as arguments of the zoo's own, no arguments at all would stand for those of training
         self._eval_env_kwargs_args = self.eval_env_kwargs = dict(job.env.kwargs)
@@ -110,7 +111,7 @@ class Manager(ExperimentManager):
 
     def evaluation_envs(self, n_envs: int) -> VecEnv:
         """Worlds for evaluation, the same ones at every call."""
-        seed, self.seed = self.seed, EVALUATION_SEED
+        seed, self.seed = self.seed, self.evaluation_seed
         try:
             return self.create_envs(n_envs, eval_env=True)
         finally:
@@ -354,23 +355,35 @@ def output_in(path: Path) -> Iterator[None]:
         yield
 
 
+def started(job: Job, places: Places) -> tuple[Manager, BaseAlgorithm, Recorder]:
+    """A run where it was left. A checkpoint that a power cut has damaged is of no use: the run begins anew."""
+    folder = places.of(job)
+    for checkpoint in (*reversed(checkpoints(folder)), None):
+        try:
+            manager = Manager(job, folder, checkpoint)
+            setup = manager.setup_experiment()
+            assert setup is not None
+            model, recorder = setup[0], Recorder(job, manager, places)
+            if checkpoint is not None:
+                restore(checkpoint, model, recorder)
+            break
+        except Exception:
+            if checkpoint is None:
+                raise
+            print(f"{checkpoint} cannot be read:\n{traceback.format_exc()}")
+            shutil.rmtree(checkpoint, ignore_errors=True)
+    return manager, model, recorder
+
+
 def train(job: Job, places: Places) -> records.Record:
     """Train a job to its end, from where it was left."""
     from benchmarks.harness.metrics import METRICS
 
-    folder = places.of(job)
-    last = checkpoints(folder)[-1:]
-    manager = Manager(job, folder, last[0] if last else None)
-    setup = manager.setup_experiment()
-    assert setup is not None
-    model, _ = setup
-    recorder = Recorder(job, manager, places)
-    if last:
-        restore(last[0], model, recorder)
+    manager, model, recorder = started(job, places)
     before = reset_peak_memory()
     callbacks: Any = [*manager.callbacks, recorder]
-    remaining = job.steps - model.num_timesteps
-    model.learn(remaining, callback=callbacks, log_interval=None, reset_num_timesteps=not last)  # type: ignore[arg-type]
+    remaining, is_new = job.steps - model.num_timesteps, recorder.n_resumed == 0
+    model.learn(remaining, callback=callbacks, log_interval=None, reset_num_timesteps=is_new)  # type: ignore[arg-type]
     memory = peak_memory() - before
     if recorder.has_curve():
         recorder.evaluate()
