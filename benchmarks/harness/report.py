@@ -47,7 +47,8 @@ add to them is on [another page](benchmarks_howto.md).
 - **Scores** are greedy returns after training, unless an experiment says otherwise, normalised: 0 is the agent that always
   listens, never opens a door or pulls arms at random, 1 the oracle (exact where it can be computed, otherwise the best known
   agent in the same worlds); on cart poles returns of 0 and 500 are scored 0 and 1. Where the optimum is exact, the optimal
-  agent's returns in the same worlds are a control variate, which takes off most of the luck of these worlds.
+  agent's returns in the same worlds are a control variate, which takes off most of the luck of these worlds. (Curves have fewer
+  episodes and none of this: their ends need not meet the tables.)
 - **IQM** is the interquartile mean over seeds, in brackets its 95 % interval (stratified bootstrap, rliable), from
   {statistics.FEWEST} seeds on; with fewer, no claim is decided. The mean return and the mean of the worst 5 % of all episodes
   are in the units of rewards: a robust average hides disasters.
