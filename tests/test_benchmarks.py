@@ -415,8 +415,8 @@ def test_records_that_other_experiments_need_are_not_outdated(tmp_path: Path) ->
 def test_learned_beliefs_are_learned_once_for_a_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
-    def learn(config: Any, seed: int, **kwargs: Any) -> Any:
-        calls.append(seed)
+    def learn(config: Any, seed: int, code: str, **kwargs: Any) -> Any:
+        calls.append((seed, code))
         return priors.learned_belief(config, **kwargs)
 
     monkeypatch.setattr(priors, "_learned_once", joblib.Memory(tmp_path, verbose=0).cache(learn))
@@ -425,6 +425,9 @@ def test_learned_beliefs_are_learned_once_for_a_seed(tmp_path: Path, monkeypatch
         model = BEN("MlpPolicy", env, seed=seed, prior=priors.rescue_learned(n_episodes=20, n_steps=2, n_anchors=2))
         assert model.known.belief is not None
     assert len(calls) == 2
+    monkeypatch.setattr(priors, "code", lambda: "another")
+    BEN("MlpPolicy", env, seed=1, prior=priors.rescue_learned(n_episodes=20, n_steps=2, n_anchors=2))
+    assert len(calls) == 3  # what was learned by other code is of no use
 
 
 def test_environments_of_others_have_fixed_scales_and_no_references() -> None:

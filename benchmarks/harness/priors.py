@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,10 +47,16 @@ def rescue_learned(**kwargs: Any) -> PriorFactory:
 
 
 def _learned_prior(env: VecEnv, **kwargs: Any) -> Prior:
-    return Prior(belief=_learned_once(config_of_env(env), int(np.random.randint(2**31)), **kwargs))
+    return Prior(belief=_learned_once(config_of_env(env), int(np.random.randint(2**31)), code(), **kwargs))
+
+
+def code() -> str:
+    """A fingerprint of what learns a belief: after a change of it, what was learned before is of no use."""
+    sources = [inspect.getsource(sys.modules[part.__module__]) for part in (learned_belief, SearchAndRescueConfig)]
+    return hashlib.sha256("".join(sources).encode()).hexdigest()
 
 
 @MEMORY.cache
-def _learned_once(config: SearchAndRescueConfig, seed: int, **kwargs: Any) -> LearnedRescueBelief:
+def _learned_once(config: SearchAndRescueConfig, seed: int, code: str, **kwargs: Any) -> LearnedRescueBelief:
     set_random_seed(seed)
     return learned_belief(config, **kwargs)
