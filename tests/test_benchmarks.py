@@ -364,6 +364,9 @@ def test_curves_are_read_at_the_same_steps(tiger: statistics.Results) -> None:
     assert np.array_equal(statistics._binned(record, np.array([0, 50, 100])), [1.5, 4.0])
     assert statistics.tail(record) == 4.0
     assert statistics.first(record) == 1.0
+    endless = records.Record({"steps": 100}, {})  # many environments, few steps: no episode has ended
+    assert np.isnan([statistics.tail(endless), statistics.first(endless), statistics.cumulative(endless)]).all()
+    assert np.isnan(statistics._binned(endless, np.array([0, 50, 100]))).all()
 
 
 # ---------------------------------------------------------------------- files

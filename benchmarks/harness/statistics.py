@@ -91,20 +91,27 @@ class Results:
         return float(returns.mean() - shared * (optimal.mean() - exact))
 
 
+def _episodes(record: Record) -> tuple[np.ndarray, np.ndarray]:
+    """When the episodes of training ended and what they returned; one that returned nothing known where none did end."""
+    if "train_step" not in record.arrays:
+        return np.zeros(1), np.full(1, np.nan)
+    return record.arrays["train_step"], record.arrays["train_return"].astype(float)
+
+
 def tail(record: Record) -> float:
     """The mean return of the episodes that end in the last fifth of training; of the last one where none does."""
-    step, returns = record.arrays["train_step"], record.arrays["train_return"]
+    step, returns = _episodes(record)
     return float(returns[step > min(0.8 * record.meta["steps"], step.max() - 1)].mean())
 
 
 def cumulative(record: Record) -> float:
     """The sum of all returns in training, however many environments run side by side."""
-    return float(record.arrays["train_return"].sum(dtype=float))
+    return float(_episodes(record)[1].sum())
 
 
 def first(record: Record) -> float:
     """The mean return of the episodes in the first twentieth of training, at least of the first one of each environment."""
-    step, returns = record.arrays["train_step"], record.arrays["train_return"]
+    step, returns = _episodes(record)
     return float(returns[step <= max(0.05 * record.meta["steps"], step.min())].mean())
 
 
@@ -242,8 +249,8 @@ def learning_curve(results: Results) -> Curve | None:
 
 def _binned(record: Record, edges: np.ndarray) -> np.ndarray:
     """Mean returns of the episodes that end between the edges, NaN where none does."""
-    step, returns = np.minimum(record.arrays["train_step"], edges[-1]), record.arrays["train_return"].astype(float)
-    which = np.searchsorted(edges, step, side="left") - 1
+    step, returns = _episodes(record)
+    which = np.searchsorted(edges, np.clip(step, 1, edges[-1]), side="left") - 1
     counts, sums = (np.bincount(which, weights=weights, minlength=len(edges) - 1) for weights in (None, returns))
     return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
 
