@@ -109,9 +109,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         show(list(experiments.values()), args.results)
         return 0
     if args.command == "report":
+        from benchmarks.harness.records import SUFFIX
         from benchmarks.harness.report import write_report
 
-        if not any(args.results.rglob("*.npz.xz")):
+        if not any(args.results.rglob(f"*{SUFFIX}")):
             parser.error(f"there are no results in {args.results}")
         page = args.page or (args.results / "benchmarks.md" if args.smoke else PAGE)
         print(f"Written to {write_report(list(experiments.values()), args.results, page)}")

@@ -65,14 +65,12 @@ def statistic_between(
 
 
 def statistic_ratio(
-    results: Results, agent: str, over: str, name: str, low: float = -np.inf, high: float = np.inf, stage: str = "eval"
+    results: Results, agent: str, over: str, name: str, low: float = 0.0, high: float = np.inf, stage: str = "eval"
 ) -> Verdict:
-    """The mean of a count, divided by that of another agent, lies between two values."""
+    """The mean of a count, divided by that of another agent, lies between two values; not decided where both are 0."""
     mine, other = (statistics.statistic(list(results.agents[which].values()), name, stage) for which in (agent, over))
-    holds = (
-        None if mine == other == 0 else bool((low == -np.inf or mine >= low * other) and (high == np.inf or mine <= high * other))
-    )
-    return Verdict(holds, f"mean {name}: {agent} {number(mine)}, {over} {number(other)}")
+    holds = low * other <= mine and (high == np.inf or mine <= high * other)
+    return Verdict(None if mine == other == 0 else holds, f"mean {name}: {agent} {number(mine)}, {over} {number(other)}")
 
 
 def increases(results: Results, agents: list[str], score: str = "greedy") -> Verdict:

@@ -102,7 +102,12 @@ def outdated(job: Job, results: Path) -> list[Path]:
     """Records of the job with other settings than it has now, but for those that other experiments find by the fingerprint."""
     own = path_of(job, results)
     others = [path for path in own.parent.glob(f"{job.seed_name}-*{SUFFIX}") if path != own]
-    return [path for path in others if path.name.removesuffix(SUFFIX).rpartition("-")[2] not in _needed()] if others else []
+    return [path for path in others if fingerprint(path) not in _needed()]
+
+
+def fingerprint(path: Path) -> str:
+    """The fingerprint in the name of a record."""
+    return path.name.removesuffix(SUFFIX).rpartition("-")[2]
 
 
 @functools.cache
