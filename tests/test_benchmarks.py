@@ -19,6 +19,7 @@ import gymnasium as gym
 import joblib
 import numpy as np
 import pytest
+import torch as th
 import yaml
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
@@ -424,12 +425,18 @@ def test_learned_beliefs_are_learned_once_for_a_seed(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(priors, "_learned_once", joblib.Memory(tmp_path, verbose=0).cache(learn))
     env = make_vec("SearchAndRescue-v0", 2, grid_size=3, n_victims=1, n_hazards=1)
-    for seed in (0, 0, 1):
+
+    def first_weights(seed: int) -> th.Tensor:
         model = BEN("MlpPolicy", env, seed=seed, prior=priors.rescue_learned(n_episodes=20, n_steps=2, n_anchors=2))
         assert model.known.belief is not None
+        return next(model.policy.q_net.parameters())
+
+    learned_now, learned_before, other_seed = (first_weights(seed) for seed in (0, 0, 1))
     assert len(calls) == 2
+    assert th.equal(learned_now, learned_before)  # an agent does not depend on what a cache holds
+    assert not th.equal(learned_now, other_seed)
     monkeypatch.setattr(priors, "code", lambda: "another")
-    BEN("MlpPolicy", env, seed=1, prior=priors.rescue_learned(n_episodes=20, n_steps=2, n_anchors=2))
+    first_weights(1)
     assert len(calls) == 3  # what was learned by other code is of no use
 
 
@@ -594,6 +601,7 @@ def test_published_results_belong_to_the_experiments() -> None:
 
 CONFORMANCE = """
 import pytest
+import torch as th
 from sb3_contrib import RecurrentPPO
 from stable_baselines3 import DQN, PPO
 
