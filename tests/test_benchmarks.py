@@ -90,6 +90,18 @@ def test_killed_job_goes_on_exactly(agent: str, tmp_path: Path, monkeypatch: pyt
     assert same(one, other)
 
 
+def test_two_runs_do_not_share_a_job(tmp_path: Path) -> None:
+    job, places = job_of("BEN without flows", steps=160), Places(tmp_path / "results", tmp_path / "work")
+    with training.alone_in(places.of(job)):
+        error = run_job(job, places)
+        assert error is not None
+        assert f"is being run by process {os.getpid()}" in error
+        assert records.find(job, places.results) is None
+    assert run_job(job, places) is None
+    assert records.find(job, places.results) is not None
+    assert not places.of(job).exists()
+
+
 def test_worlds_in_array_operations_are_those_of_the_zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = job_of("BEN", steps=240)
     assert isinstance(training.vectorized([lambda: Monitor(gym.make("Tiger-v0"))]), VecMonitor)

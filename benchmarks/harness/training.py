@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import os
 import random
 import resource
@@ -355,6 +356,17 @@ def output_in(path: Path) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Have a job's folder for this process alone, until it ends in whatever way; a ``BlockingIOError`` if another one has it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / PID).open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        file.truncate(0)
+        print(os.getpid(), end="", file=file, flush=True)  # for whoever wants to know or to end it
+        yield
+
+
 def started(job: Job, places: Places) -> tuple[Manager, BaseAlgorithm, Recorder]:
     """A run where it was left. A checkpoint that a power cut has damaged is of no use: the run begins anew."""
     folder = places.of(job)
@@ -415,32 +427,37 @@ def run_job(job: Job, places: Places) -> str | None:
     :return: ``None``, or what went wrong
     """
     th.set_num_threads(1)
-    if records.find(job, places.results) is not None:
-        return None
     folder = places.of(job)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / PID).write_text(str(os.getpid()))  # for whoever wants to know or to end it
-        with output_in(folder / "output.txt"):
-            record = measure_reference(job) if job.seed is None else train(job, places)
-        record.meta |= {
-            "job": job.name,
-            "agent": job.agent,
-            "environment": job.environment,
-            "seed": job.seed,
-            "digest": job.digest(),
-            "configuration": job.configuration(),
-            "commit": places.commit,
-            "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            **records.provenance(),
-        }
-        records.write(records.path_of(job, places.results), record)
-        for path in records.outdated(job, places.results):
-            path.unlink(missing_ok=True)
+        with alone_in(folder):
+            if records.find(job, places.results) is None:
+                with output_in(folder / "output.txt"):
+                    record = measure_reference(job) if job.seed is None else train(job, places)
+                _keep(record, job, places)
+            shutil.rmtree(folder, ignore_errors=True)
+    except BlockingIOError:
+        return f"{job.name} is being run by process {(folder / PID).read_text()}, see {folder}"
     except Exception:
         return f"{job.name} failed:\n{traceback.format_exc()}"
-    shutil.rmtree(folder, ignore_errors=True)
     return None
+
+
+def _keep(record: records.Record, job: Job, places: Places) -> None:
+    """Write the record of a job, in place of any with other settings."""
+    record.meta |= {
+        "job": job.name,
+        "agent": job.agent,
+        "environment": job.environment,
+        "seed": job.seed,
+        "digest": job.digest(),
+        "configuration": job.configuration(),
+        "commit": places.commit,
+        "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        **records.provenance(),
+    }
+    records.write(records.path_of(job, places.results), record)
+    for path in records.outdated(job, places.results):
+        path.unlink(missing_ok=True)
 
 
 def run_isolated(job: Job, places: Places) -> str | None:
