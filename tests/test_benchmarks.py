@@ -382,6 +382,14 @@ def test_curves_are_read_at_the_same_steps(tiger: statistics.Results) -> None:
     assert np.isnan(statistics._binned(endless, np.array([0, 50, 100]))).all()
 
 
+def test_curves_of_few_seeds_have_no_intervals() -> None:
+    scores = np.linspace(0, 1, 15).reshape(5, 1, 3)
+    curve = statistics._curve(np.arange(3), {"few": scores[:2], "many": scores})
+    assert np.isnan(curve.intervals["few"]).all()
+    assert np.isfinite(curve.values["few"]).all()
+    assert (curve.intervals["many"][0] < curve.intervals["many"][1]).all()
+
+
 # ---------------------------------------------------------------------- files
 
 

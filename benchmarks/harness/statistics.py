@@ -261,4 +261,7 @@ def _curve(steps: np.ndarray, matrices: dict[str, np.ndarray]) -> Curve:
 
     with untouched_rng(SEED):
         values, intervals = library.get_interval_estimates(matrices, iqms, reps=REPS // 10)
+    for agent, matrix in matrices.items():
+        if len(matrix) < FEWEST:
+            intervals[agent] = np.full_like(intervals[agent], np.nan)
     return Curve(steps, values, intervals)
