@@ -59,8 +59,8 @@ add to them is on [another page](benchmarks_howto.md).
   world; the worlds for evaluation have the seeds from {EVALUATION_SEED} on.
 - **Tuning** trained with seeds of the harness below {FIRST_TEST_SEED}. Its trials (`benchmarks/trials.csv`) were scored in the
   worlds that are used for evaluation here; new ones have worlds of their own, from {TUNING_EVALUATION_SEED} on. On cart poles,
-  two settings were chosen after a look at runs with test seeds, and seed {FIRST_TEST_SEED} of search and rescue was watched
-  while its agents were developed: the [log](log.md) says where.
+  two settings were chosen after a look at runs with test seeds, as was the exploration of the agent "BEN" in experiment 2, and
+  seed {FIRST_TEST_SEED} of search and rescue was watched while its agents were developed: the [log](log.md) says where.
 - **Commits** with a plus had changes in the working folder.
 - **Hyperparameters** are those in `hyperparams/`, read by rl-zoo3, with the changes that an agent's row names.
 """
@@ -77,7 +77,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def scores_table(results: Results) -> str:
     """All agents, and the references beside them."""
-    counts, tails, kind = _counts(results), statistics.scores(results, "tail"), results.experiment.score
+    counts, kind = _counts(results), results.experiment.score
+    learning = [statistics.scores(results, name) for name in ("tail", "cumulative")]
     iqm, mean = statistics.iqm(results, kind), statistics.mean(results, kind)
     header = [
         "agent",
@@ -87,6 +88,7 @@ def scores_table(results: Results) -> str:
         "worst 5 %",
         *counts,
         "return in the last fifth of training",
+        "sum of returns in training",
         "CPU s",
     ]
     rows = []
@@ -95,7 +97,7 @@ def scores_table(results: Results) -> str:
         cpu = float(np.mean([record.meta["times"]["cpu"] for record in found]))
         values = [str(len(found)), str(iqm[agent]), str(mean[agent]), number(statistics.worst(found))]
         values += [number(statistics.statistic(found, name)) for name in counts]
-        rows.append([agent, *values, number(float(tails[agent].mean())), number(cpu)])
+        rows.append([agent, *values, *(number(float(scores[agent].mean())) for scores in learning), number(cpu)])
     return table(header, [*rows, *(_reference_row(results, name, counts) for name in results.references)])
 
 
@@ -121,7 +123,7 @@ def _reference_row(results: Results, name: str, counts: Sequence[str]) -> list[s
         number(statistics.worst([record])),
         *(number(statistics.statistic([record], count)) for count in counts),
     ]
-    return [f"*{name}*", "", *values, "", ""]
+    return [f"*{name}*", "", *values, "", "", ""]
 
 
 def improvement_table(results: Results) -> str:

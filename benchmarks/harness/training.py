@@ -358,10 +358,13 @@ def output_in(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Have a job's folder for this process alone, until it ends in whatever way; a ``BlockingIOError`` if another one has it."""
+    """Have a job's folder for this process alone, until it ends in whatever way."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / PID).open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RuntimeError(f"another process is at work in {folder}") from error
         file.truncate(0)
         print(os.getpid(), end="", file=file, flush=True)  # for whoever wants to know or to end it
         yield
@@ -435,8 +438,6 @@ def run_job(job: Job, places: Places) -> str | None:
                     record = measure_reference(job) if job.seed is None else train(job, places)
                 _keep(record, job, places)
             shutil.rmtree(folder, ignore_errors=True)
-    except BlockingIOError:
-        return f"{job.name} is being run by process {(folder / PID).read_text()}, see {folder}"
     except Exception:
         return f"{job.name} failed:\n{traceback.format_exc()}"
     return None
