@@ -73,13 +73,12 @@ class RescueBelief:
         before, probabilities, listens, visits = FilterState(*state[:4]), *state[4:]
         after = self.filter.update(before, observations, previous_actions, previous_rewards)
         listened = previous_actions == LISTEN
-        opened = self.filter.opened_door(before.position, previous_actions) != NO_DOOR
-        news = np.flatnonzero(listened | opened)  # moves tell nothing new, and the posterior is what costs time
+        is_news = listened | (after.doors != before.doors).any(axis=1)
+        news = np.flatnonzero(is_news)  # moves and doors opened again tell nothing, and the posterior is what costs time
         if news.size:
             probabilities = probabilities.copy()
             probabilities[news] = self._probabilities(FilterState(*(part[news] for part in after)))
         place = self._cell(after.position)[:, None] == np.arange(len(self.cells))
-        is_news = listened | (after.doors != before.doors).any(axis=1)
         visits = np.where(is_news[:, None], 0, visits) + place
         return (*after, probabilities, listens + (place & listened[:, None]), visits)
 
