@@ -334,6 +334,12 @@ def test_verdicts_follow_the_numbers(tiger: statistics.Results, monkeypatch: pyt
     assert holds("no_worse", agent="listens", than="good") is False
     assert holds("no_worse", agent="good", than="nobody") is None
     assert holds("statistic_between", agent="listens", name="return", low=-12, high=-10) is True
+    assert holds("statistic_between", agent="listens", name="return", low=-10) is False
+    good = statistics.statistic_interval(list(tiger.agents["good"].values()), "return")
+    assert good.low < good.value < good.high
+    assert holds("statistic_between", agent="good", name="return", low=good.low - 1) is True
+    assert holds("statistic_between", agent="good", name="return", low=good.value) is None
+    assert holds("statistic_between", agent="good", name="return", high=good.low - 1) is False
     assert holds("increases", agents=["listens", "good"]) is True
     assert holds("increases", agents=["good", "listens"]) is False
     assert holds("increases", agents=["good", "good"]) is None

@@ -59,9 +59,12 @@ def no_worse(results: Results, agent: str, than: str, score: str = "greedy") -> 
 def statistic_between(
     results: Results, agent: str, name: str, low: float = -np.inf, high: float = np.inf, stage: str = "eval"
 ) -> Verdict:
-    """The mean of the return or of a count lies between two values, after training (``eval``) or while learning (``train``)."""
-    value = statistics.statistic(list(results.agents[agent].values()), name, stage)
-    return Verdict(low <= value <= high, f"mean {name} of {agent}: {number(value)}")
+    """The mean of the return or of a count lies between two values, after training (``eval``) or while learning (``train``), with
+    all of its interval. Not decided where only a part of that does."""
+    found = statistics.statistic_interval(list(results.agents[agent].values()), name, stage)
+    outside = found.high < low or found.low > high
+    holds = True if low <= found.low and found.high <= high else False if outside else None
+    return Verdict(holds, f"mean {name} of {agent}: {found}")
 
 
 def statistic_ratio(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from benchmarks.harness.experiment import (
     Experiment,
 )
 from benchmarks.harness.records import Record
+from benchmarks.harness.references import World
 from benchmarks.harness.statistics import Curve, Results, number
 
 COLORS = ("#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc", "#ca9161", "#949494", "#ece133", "#56b4e9")
@@ -54,6 +55,7 @@ add to them is on [another page](benchmarks_howto.md).
   are in the units of rewards: a robust average hides disasters.
 - **Claims** that one agent is better than another hold if the probability that a run scores higher is above 0.9 (or another value
   that is named) and its interval above one half. They do not hold if the interval is below that value; else nothing is decided.
+  Claims on a mean return or count hold if its interval lies within the bounds, and do not if it lies outside.
 - **Seeds** are paired: every agent with the same number of environments learns in the same worlds, and all are evaluated in the
   same new ones. Seeds start at {FIRST_TEST_SEED}, and seed s is seed {SEED_STRIDE} s of the zoo, so that no two runs share a
   world; the worlds for evaluation have the seeds from {EVALUATION_SEED} on.
@@ -151,13 +153,15 @@ def metrics_tables(results: Results) -> list[str]:
 
 def updating_table(results: Results) -> str:
     """First episodes in new worlds of agents that go on learning in them."""
-    counts = ["return", *_counts(results)]
+    counts = _counts(results)
     rows = []
     for agent, runs in results.agents.items():
         found = [record for record in runs.values() if "metric_updating_return" in record.arrays]
         if found:
-            rows.append([agent, *(number(statistics.statistic(found, name, "metric_updating")) for name in counts)])
-    return table(["learning on in the new worlds", *counts], rows)
+            mean = statistics.statistic_interval(found, "return", "metric_updating")
+            others = (number(statistics.statistic(found, name, "metric_updating")) for name in counts)
+            rows.append([agent, str(len(found)), str(mean), *others])
+    return table(["learning on in the new worlds", "seeds", "return", *counts], rows)
 
 
 def speed_table(results: Results) -> str:
@@ -206,10 +210,10 @@ def scores_figure(results: Results, path: Path) -> str:
         ax.plot(interval.value, row, "o", color=color)
     ax.set_yticks(range(len(found)), list(found))
     ax.invert_yaxis()
-    ax.axvline(1, color="black", linewidth=0.8, linestyle=":")
-    ax.axvline(0, color="black", linewidth=0.8, linestyle=":")
+    _draw_references(ax.axvline, results.world)
     ax.set_xlim(left=max(ax.get_xlim()[0], LOWEST))
     ax.set_xlabel(f"{SCORE_TITLES[results.experiment.score]}, IQM")
+    ax.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize="small")
     _save(figure, path)
     return "Points are interquartile means, bars their 95 % intervals."
 
@@ -230,7 +234,8 @@ def curves_figure(results: Results, path: Path) -> str:
     figure, axes = plt.subplots(1, len(curves), figsize=(5.5 * len(curves), 3.8), squeeze=False)
     for ax, (curve, title) in zip(axes[0], curves, strict=True):
         _draw(ax, curve, list(results.agents), title)
-    axes[0][0].legend(frameon=False, fontsize="small")
+        _draw_references(ax.axhline, results.world)
+    _legend_below(figure, axes[0][0])
     _save(figure, path)
     return " ".join(remarks)
 
@@ -257,8 +262,19 @@ def _draw(ax: Any, curve: Curve, agents: list[str], title: str) -> None:
     )
     ax.set_title(title, fontsize="medium")
     ax.set_ylim(max(float(np.nanmin(np.concatenate(list(curve.values.values())))), LOWEST) - 0.1, 1.1)
-    ax.axhline(1, color="black", linewidth=0.8, linestyle=":")
-    ax.axhline(0, color="black", linewidth=0.8, linestyle=":")
+
+
+def _draw_references(line: Callable[..., Any], world: World) -> None:
+    """The scores of 0 and 1, with the names of those who have them."""
+    names = (world.zero, world.one) if world.bounds is None else (f"return {bound:g}" for bound in world.bounds)
+    for score, (name, style) in enumerate(zip(names, (":", "--"), strict=True)):
+        line(score, color="black", linewidth=0.8, linestyle=style, label=name)
+
+
+def _legend_below(figure: Any, ax: Any) -> None:
+    """One legend for all panels, where it hides nothing."""
+    position = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.02)}
+    figure.legend(*ax.get_legend_handles_labels(), **position, ncols=4, frameon=False, fontsize="small")
 
 
 def _save(figure: Any, path: Path) -> None:

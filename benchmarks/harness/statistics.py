@@ -201,8 +201,17 @@ def worst(runs: Sequence[Record]) -> float:
 
 
 def statistic(runs: Sequence[Record], name: str, prefix: str = "eval") -> float:
-    """The mean of what the environment counts."""
-    return float(np.mean([record.arrays[f"{prefix}_{name}"].mean() for record in runs]))
+    """The mean of the return or of what the environment counts."""
+    return float(_means(runs, name, prefix).mean())
+
+
+def statistic_interval(runs: Sequence[Record], name: str, prefix: str = "eval") -> Interval:
+    """:func:`statistic` with its interval over seeds."""
+    return estimate({"runs": _means(runs, name, prefix)}, metrics.aggregate_mean)["runs"]
+
+
+def _means(runs: Sequence[Record], name: str, prefix: str) -> np.ndarray:
+    return np.array([record.arrays[f"{prefix}_{name}"].astype(float).mean() for record in runs])
 
 
 # ---------------------------------------------------------------------- curves
