@@ -8,10 +8,11 @@ import pytest
 import torch as th
 from stable_baselines3.common.callbacks import BaseCallback
 
+from benchmarks import learned_belief
 from sb3_ben import BEN, evaluate_policy
 from sb3_ben.common.priors import Prior
 from sb3_ben.envs.search_and_rescue import SearchAndRescueConfig, SearchAndRescueVecEnv
-from sb3_ben.oracles.rescue_filter import Door, FilterState, RescueFilter
+from sb3_ben.oracles.rescue_filter import Door
 from sb3_ben.oracles.rescue_learned import (
     HAZARD,
     NOTHING,
@@ -46,9 +47,7 @@ def learned(openings: tuple[Openings, Openings]) -> LearnedRescueBelief:
 
 def exact_entropy(data: Openings) -> float:
     """The negative log-likelihood of the exact posterior."""
-    state = FilterState(np.zeros((len(data.found), 2)), data.heard, data.doors, data.gone)
-    doors = RescueFilter(SMALL, 8).posterior(state).doors[np.arange(len(data.found)), data.opened]
-    return float(-np.log(np.maximum(doors[np.arange(len(doors)), data.found], 1e-6)).mean())
+    return learned_belief.quality(learned_belief.exact(data, SMALL), data.found, SMALL).likelihood
 
 
 def test_random_openings(openings: tuple[Openings, Openings]) -> None:
@@ -176,3 +175,31 @@ def test_log_sum_exp_is_torchs_own() -> None:
     th.testing.assert_close(ours, theirs)
     gradients = [th.autograd.grad((weights * value).sum(), x, retain_graph=True)[0] for value in (ours, theirs)]
     th.testing.assert_close(*gradients)
+
+
+def test_quality_of_a_belief_by_hand() -> None:
+    probabilities = np.array([[0.5, 0.5, 0.0], [0.5, 0.25, 0.25], [0.2, 0.8, 0.0]])  # which promise 5, -22.5 and 8
+    found = learned_belief.quality(probabilities, np.array([VICTIM, HAZARD, NOTHING]), SMALL)
+    assert found == pytest.approx((-np.log([0.5, 0.25, 0.2]).mean(), 2 / 3, 6.5, 5.0))
+    nothing = learned_belief.quality(probabilities[1:2], np.array([NOTHING]), SMALL)
+    assert nothing[1:] == pytest.approx((0, np.nan, np.nan), nan_ok=True)
+
+
+def test_learned_and_exact_beliefs_promise_what_doors_pay(
+    learned: LearnedRescueBelief, openings: tuple[Openings, Openings]
+) -> None:
+    data = openings[1]
+    exact = learned_belief.quality(learned_belief.exact(data, SMALL), data.found, SMALL)
+    other = learned_belief.quality(learned_belief.learned(learned, data), data.found, SMALL)
+    assert other.likelihood == pytest.approx(learned.score(data), rel=1e-4)
+    assert exact.likelihood < other.likelihood
+    assert exact.promised == pytest.approx(exact.paid, abs=1.0)
+
+
+def test_command_compares_beliefs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--episodes", "20", "--learn-episodes", "20", "--learn-steps", "2"]
+    monkeypatch.setattr("sys.argv", ["learned_belief", "--settings", "3x3/1/2:0.5", *small])
+    learned_belief.main()
+    header, *rows = capsys.readouterr().out.splitlines()
+    assert "promised" in header
+    assert [row[14:28].strip() for row in rows] == ["nothing heard", "learned", "exact"]
