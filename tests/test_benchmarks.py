@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -352,14 +353,36 @@ def test_verdicts_follow_the_numbers(tiger: statistics.Results, monkeypatch: pyt
     assert str(claims.decide(claim, dataclasses.replace(experiment, seeds=4), [tiger])) == "**holds**"
 
 
-def test_ratios_to_nothing_are_infinite(tiger: statistics.Results) -> None:
-    for seed, hazards in ((0, 5.0), (1, 5.0), (2, 5.0), (3, 5.0)):
-        tiger.agents["listens"][seed].arrays["eval_hazards"] = np.full(400, hazards)
+def test_ratios_to_nothing_are_infinite(tiger: statistics.Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "REPS", 40)
+    for seed in range(4):
+        tiger.agents["listens"][seed].arrays["eval_hazards"] = np.full(400, 5.0)
         tiger.agents["good"][seed].arrays["eval_hazards"] = np.zeros(400)
     assert claims.statistic_ratio(tiger, "listens", "good", "hazards", low=10).holds is True
+    assert claims.statistic_ratio(tiger, "listens", "good", "hazards", low=10).evidence.endswith("ratio inf [inf, inf]")
     assert claims.statistic_ratio(tiger, "good", "listens", "hazards", low=10).holds is False
     assert claims.statistic_ratio(tiger, "good", "listens", "hazards", high=0.5).holds is True
     assert claims.statistic_ratio(tiger, "good", "good", "hazards", low=10).holds is None
+
+
+def test_ratios_and_shares_are_judged_by_their_intervals(tiger: statistics.Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "REPS", 200)
+    for seed in range(4):
+        tiger.agents["listens"][seed].arrays |= {"eval_hazards": np.full(400, 2.0 + seed), "metric_ms": np.array(2.0 + seed)}
+        tiger.agents["good"][seed].arrays |= {"eval_hazards": np.ones(400), "metric_ms": np.array(1.0)}
+        tiger.agents["good"][seed].arrays["metric_pit"] = np.linspace(0, 1, 1001) / (1 + 0.02 * seed)
+    found = statistics.ratio(np.array([2.0, 3.0, 4.0, 5.0]), np.ones(4), np.mean)
+    assert found.value == pytest.approx(3.5)
+    assert 1.99 <= found.low < 3.4 < 3.6 < found.high <= 5.01
+    for test in (
+        partial(claims.statistic_ratio, tiger, "listens", "good", "hazards"),
+        partial(claims.metric_ratio, tiger, "listens", "good", "ms"),
+    ):
+        assert test(low=1.9).holds is True
+        assert test(low=3.4).holds is None
+        assert test(low=5.1).holds is False
+    shares = [claims.covers(tiger, "good", level=0.9, tolerance=tolerance).holds for tolerance in (0.05, 0.025, 0.001)]
+    assert shares == [True, None, False]
 
 
 def test_few_seeds_have_no_interval_and_decide_nothing(tiger: statistics.Results, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,11 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
+from rliable import metrics
 
 from benchmarks.harness import statistics
 from benchmarks.harness.experiment import Claim, Experiment
-from benchmarks.harness.statistics import Results, number
+from benchmarks.harness.statistics import Interval, Results, number
 
 
 class Verdict(NamedTuple):
@@ -59,21 +60,28 @@ def no_worse(results: Results, agent: str, than: str, score: str = "greedy") -> 
 def statistic_between(
     results: Results, agent: str, name: str, low: float = -np.inf, high: float = np.inf, stage: str = "eval"
 ) -> Verdict:
-    """The mean of the return or of a count lies between two values, after training (``eval``) or while learning (``train``), with
-    all of its interval. Not decided where only a part of that does."""
+    """The mean of the return or of a count lies between two values, after training (``eval``) or while learning (``train``)."""
     found = statistics.statistic_interval(list(results.agents[agent].values()), name, stage)
-    outside = found.high < low or found.low > high
-    holds = True if low <= found.low and found.high <= high else False if outside else None
-    return Verdict(holds, f"mean {name} of {agent}: {found}")
+    return Verdict(_between(found, low, high), f"mean {name} of {agent}: {found}")
 
 
 def statistic_ratio(
     results: Results, agent: str, over: str, name: str, low: float = 0.0, high: float = np.inf, stage: str = "eval"
 ) -> Verdict:
     """The mean of a count, divided by that of another agent, lies between two values; not decided where both are 0."""
-    mine, other = (statistics.statistic(list(results.agents[which].values()), name, stage) for which in (agent, over))
-    holds = low * other <= mine and (high == np.inf or mine <= high * other)
-    return Verdict(None if mine == other == 0 else holds, f"mean {name}: {agent} {number(mine)}, {over} {number(other)}")
+    mine, other = (statistics.run_means(list(results.agents[which].values()), name, stage) for which in (agent, over))
+    found = statistics.ratio(mine, other, metrics.aggregate_mean)
+    return Verdict(
+        _between(found, low, high),
+        f"mean {name}: {agent} {number(mine.mean())}, {over} {number(other.mean())}; ratio {found}",
+    )
+
+
+def _between(found: Interval, low: float, high: float) -> bool | None:
+    """Whether all of an interval lies between two values; not decided where only a part of it does."""
+    if low <= found.low and found.high <= high:
+        return True
+    return False if found.high < low or found.low > high else None
 
 
 def increases(results: Results, agents: list[str], score: str = "greedy") -> Verdict:
@@ -88,18 +96,28 @@ def increases(results: Results, agents: list[str], score: str = "greedy") -> Ver
 
 def covers(results: Results, agent: str, level: float, tolerance: float) -> Verdict:
     """Realised Bellman samples fall into the central predicted interval of a level about as often as they should."""
-    pit = np.concatenate([record.arrays["metric_pit"] for record in results.agents[agent].values()])
-    share = float((np.abs(pit - 0.5) <= level / 2).mean())
-    return Verdict(abs(share - level) <= tolerance, f"{agent}: {100 * share:.1f} % in the central {100 * level:.0f} %")
+    shares = np.array([_share(record.arrays["metric_pit"], level) for record in results.agents[agent].values()])
+    found = statistics.estimate({agent: shares}, metrics.aggregate_mean)[agent]
+    return Verdict(
+        _between(found, level - tolerance, level + tolerance), f"{agent}: a share of {found} in the central {100 * level:.0f} %"
+    )
+
+
+def _share(pit: np.ndarray, level: float) -> float:
+    return float((np.abs(pit - 0.5) <= level / 2).mean())
 
 
 def metric_ratio(results: Results, agent: str, over: str, metric: str, low: float = 0.0, high: float = np.inf) -> Verdict:
     """The median of a metric, divided by that of another agent, lies between two values."""
     mine, other = (
-        float(np.median([record.arrays[f"metric_{metric}"] for record in results.agents[which].values()]))
+        np.array([float(record.arrays[f"metric_{metric}"]) for record in results.agents[which].values()])
         for which in (agent, over)
     )
-    return Verdict(bool(low <= mine / other <= high), f"{metric}: {agent} {number(mine)}, {over} {number(other)}")
+    found = statistics.ratio(mine, other, metrics.aggregate_median)
+    return Verdict(
+        _between(found, low, high),
+        f"{metric}: {agent} {number(float(np.median(mine)))}, {over} {number(float(np.median(other)))}; ratio {found}",
+    )
 
 
 TESTS: dict[str, Callable[..., Verdict]] = {

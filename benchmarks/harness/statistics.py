@@ -38,7 +38,7 @@ class Interval(NamedTuple):
 
 def number(value: float) -> str:
     """A number with about three digits."""
-    if not np.isfinite(value):
+    if np.isnan(value):
         return "-"
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
@@ -194,6 +194,19 @@ def improvement(results: Results, agent: str, other: str, kind: str = "greedy") 
     return _interval(points["pair"], intervals["pair"], min(len(values[agent]), len(values[other])))
 
 
+def ratio(mine: np.ndarray, other: np.ndarray, aggregate: Callable[[np.ndarray], float]) -> Interval:
+    """What is aggregated over the seeds of an agent, neither of them negative, divided by the same of another; NaN for 0 by 0."""
+
+    def share(x: np.ndarray, y: np.ndarray) -> np.ndarray:  # of the sum: rises with the ratio, and is finite where that is not
+        return aggregate(x) / np.array([aggregate(x) + aggregate(y)])
+
+    pair = {"pair": (mine[:, None], other[:, None])}
+    with untouched_rng(SEED), np.errstate(divide="ignore", invalid="ignore"):
+        points, intervals = library.get_interval_estimates(pair, share, reps=REPS)
+        point, bounds = (shares["pair"] / (1 - shares["pair"]) for shares in (points, intervals))
+    return _interval(point, bounds, min(len(mine), len(other)))
+
+
 def worst(runs: Sequence[Record]) -> float:
     """The mean of the worst twentieth of all episodes of the last evaluations."""
     returns = np.sort(np.concatenate([record.arrays["eval_return"] for record in runs]).astype(float))
@@ -202,15 +215,16 @@ def worst(runs: Sequence[Record]) -> float:
 
 def statistic(runs: Sequence[Record], name: str, prefix: str = "eval") -> float:
     """The mean of the return or of what the environment counts."""
-    return float(_means(runs, name, prefix).mean())
+    return float(run_means(runs, name, prefix).mean())
 
 
 def statistic_interval(runs: Sequence[Record], name: str, prefix: str = "eval") -> Interval:
     """:func:`statistic` with its interval over seeds."""
-    return estimate({"runs": _means(runs, name, prefix)}, metrics.aggregate_mean)["runs"]
+    return estimate({"runs": run_means(runs, name, prefix)}, metrics.aggregate_mean)["runs"]
 
 
-def _means(runs: Sequence[Record], name: str, prefix: str) -> np.ndarray:
+def run_means(runs: Sequence[Record], name: str, prefix: str) -> np.ndarray:
+    """:func:`statistic` of each run."""
     return np.array([record.arrays[f"{prefix}_{name}"].astype(float).mean() for record in runs])
 
 
