@@ -56,7 +56,6 @@ add to them is on [another page](benchmarks_howto.md).
 - **Claims** that one agent is better than another hold if the probability that a run scores higher is above 0.9 (or another value
   that is named) and its interval above one half. They do not hold if the interval is below that value; else nothing is decided.
   Claims on means, shares and ratios hold if all of the interval is where it is claimed to be, and do not if none of it is.
-  Claims on a mean return or count hold if its interval lies within the bounds, and do not if it lies outside.
 - **Seeds** are paired: every agent with the same number of environments learns in the same worlds, and all are evaluated in the
   same new ones. Seeds start at {FIRST_TEST_SEED}, and seed s is seed {SEED_STRIDE} s of the zoo, so that no two runs share a
   world; the worlds for evaluation have the seeds from {EVALUATION_SEED} on.
