@@ -404,11 +404,16 @@ def test_curves_end_with_the_budget_of_an_agent(tiger: statistics.Results) -> No
 def test_curves_are_read_at_the_same_steps(tiger: statistics.Results) -> None:
     record = records.Record({"steps": 100}, {"train_step": np.array([1, 50, 100]), "train_return": np.array([1.0, 2.0, 4.0])})
     assert np.array_equal(statistics._binned(record, np.array([0, 50, 100])), [1.5, 4.0])
+    assert np.array_equal(statistics._sums(record, np.array([0, 50, 100])), [0.0, 3.0, 7.0])
+    assert np.array_equal(
+        statistics._sums(record, np.array([0, 49, 98])), [0.0, 1.0, 7.0]
+    )  # whole rollouts: the last one is longer
     assert statistics.tail(record) == 4.0
     assert statistics.first(record) == 1.0
     endless = records.Record({"steps": 100}, {})  # many environments, few steps: no episode has ended
     assert np.isnan([statistics.tail(endless), statistics.first(endless), statistics.cumulative(endless)]).all()
     assert np.isnan(statistics._binned(endless, np.array([0, 50, 100]))).all()
+    assert np.isnan(statistics._sums(endless, np.array([0, 50, 100]))).all()
 
 
 def test_curves_of_few_seeds_have_no_intervals() -> None:

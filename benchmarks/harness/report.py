@@ -33,6 +33,7 @@ SOURCES = {"paper": "the paper", "ours": "this project"}
 SHOWN_VERSIONS = ("stable_baselines3", "sb3_contrib", "rl_zoo3", "torch")
 LEVELS = (0.5, 0.8, 0.9, 0.95)  # of central intervals, for calibration
 LOWEST = -2.0  # score that figures show
+REFERENCE_STYLES = (":", "--")  # of the lines of those whose scores are 0 and 1
 METRIC_UNITS = {
     "steps_per_second": "environment steps/s",
     "updates_per_second": "gradient steps/s",
@@ -219,7 +220,8 @@ def scores_figure(results: Results, path: Path) -> str:
 
 
 def curves_figure(results: Results, path: Path) -> str:
-    """Sample efficiency: greedy returns and returns while learning, normalised; returns what is to be said of it."""
+    """Sample efficiency: greedy returns and returns while learning, normalised, and the sum of the latter; returns what is to be
+    said of it."""
     drawn = {
         "greedy, new worlds": statistics.greedy_curve(results),
         "while learning": statistics.learning_curve(results),
@@ -227,14 +229,20 @@ def curves_figure(results: Results, path: Path) -> str:
     curves = [(curve, title) for title, curve in drawn.items() if curve is not None and _is_in_sight(curve)]
     hidden = [title for title, curve in drawn.items() if curve is not None and not _is_in_sight(curve)]
     remarks = [f"Not drawn ({title}): all scores are below {LOWEST:.0f}." for title in hidden]
-    if not curves:
-        return " ".join(remarks)
     if any((values < LOWEST).any() for curve, _ in curves for values in curve.values.values()):
-        remarks.append(f"Curves are cut off at {LOWEST:.0f}: an agent that is not to be seen is below.")
-    figure, axes = plt.subplots(1, len(curves), figsize=(5.5 * len(curves), 3.8), squeeze=False)
-    for ax, (curve, title) in zip(axes[0], curves, strict=True):
-        _draw(ax, curve, list(results.agents), title)
+        remarks.append(f"Scores are cut off at {LOWEST:.0f}: an agent that is not to be seen is below.")
+    total = statistics.cumulative_curve(results)
+    n_panels = len(curves) + (total is not None)
+    if n_panels == 0:
+        return " ".join(remarks)
+    figure, axes = plt.subplots(1, n_panels, figsize=(4.6 * n_panels, 3.6), squeeze=False, gridspec_kw={"wspace": 0.3})
+    for ax, (curve, title) in zip(axes[0], curves, strict=False):
+        _draw(ax, curve, list(results.agents), title, "score, IQM")
+        ax.set_ylim(max(float(np.nanmin(np.concatenate(list(curve.values.values())))), LOWEST) - 0.1, 1.1)
         _draw_references(ax.axhline, results.world)
+    if total is not None:
+        _draw(axes[0][-1], total, list(results.agents), "while learning, added up", "sum of returns, IQM")
+        _draw_sum_of_references(axes[0][-1], results)
     _legend_below(figure, axes[0][0])
     _save(figure, path)
     return " ".join(remarks)
@@ -245,7 +253,7 @@ def _is_in_sight(curve: Curve) -> bool:
     return bool((np.concatenate(list(curve.values.values())) > LOWEST).any())
 
 
-def _draw(ax: Any, curve: Curve, agents: list[str], title: str) -> None:
+def _draw(ax: Any, curve: Curve, agents: list[str], title: str, ylabel: str) -> None:
     plot_utils.plot_sample_efficiency_curve(
         curve.steps / 1000,
         curve.values,
@@ -253,7 +261,7 @@ def _draw(ax: Any, curve: Curve, agents: list[str], title: str) -> None:
         algorithms=agents,
         colors=dict(zip(agents, (COLORS[i % len(COLORS)] for i in range(len(agents))), strict=True)),
         xlabel="thousand environment steps",
-        ylabel="score, IQM",
+        ylabel=ylabel,
         ax=ax,
         labelsize="medium",
         ticklabelsize="small",
@@ -261,14 +269,23 @@ def _draw(ax: Any, curve: Curve, agents: list[str], title: str) -> None:
         linewidth=1.2,
     )
     ax.set_title(title, fontsize="medium")
-    ax.set_ylim(max(float(np.nanmin(np.concatenate(list(curve.values.values())))), LOWEST) - 0.1, 1.1)
 
 
 def _draw_references(line: Callable[..., Any], world: World) -> None:
     """The scores of 0 and 1, with the names of those who have them."""
     names = (world.zero, world.one) if world.bounds is None else (f"return {bound:g}" for bound in world.bounds)
-    for score, (name, style) in enumerate(zip(names, (":", "--"), strict=True)):
+    for score, (name, style) in enumerate(zip(names, REFERENCE_STYLES, strict=True)):
         line(score, color="black", linewidth=0.8, linestyle=style, label=name)
+
+
+def _draw_sum_of_references(ax: Any, results: Results) -> None:
+    """What those whose scores are 0 and 1 would have earned in as many episodes."""
+    runs = [record for agents in results.agents.values() for record in agents.values()]
+    n_episodes = np.mean([len(record.arrays.get("train_return", ())) for record in runs])
+    names = (results.world.zero, results.world.one)
+    for mean, name, style in zip(results.zero_and_one(), names, REFERENCE_STYLES, strict=True):
+        end = results.experiment.steps / 1000
+        ax.plot([0, end], [0, mean * n_episodes], color="black", linewidth=0.8, linestyle=style, label=name)
 
 
 def _legend_below(figure: Any, ax: Any) -> None:

@@ -270,6 +270,24 @@ def learning_curve(results: Results) -> Curve | None:
     return _curve(edges[1:][whole], {agent: matrix[..., whole] for agent, matrix in matrices.items()})
 
 
+def cumulative_curve(results: Results) -> Curve | None:
+    """The interquartile mean of the sum of all returns up to a step, exploration included, in the units of returns; ``None``
+    where scores have fixed ends, as on cart poles: an episode lasts as long as it goes well there, and the sum is that of the steps."""
+    if results.world.bounds is not None:
+        return None
+    edges = np.linspace(0, results.experiment.steps, N_BINS + 1)
+    matrices = {
+        agent: np.stack([_sums(record, edges) for record in runs.values()])[:, None] for agent, runs in results.agents.items()
+    }
+    return _curve(edges, matrices)
+
+
+def _sums(record: Record, edges: np.ndarray) -> np.ndarray:
+    """The sums of the returns of the episodes that end until the edges, the last of them with all episodes."""
+    step, returns = _episodes(record)
+    return returns @ (np.minimum(step, edges[-1])[:, None] <= edges)
+
+
 def _binned(record: Record, edges: np.ndarray) -> np.ndarray:
     """Mean returns of the episodes that end between the edges, NaN where none does."""
     step, returns = _episodes(record)
