@@ -241,7 +241,7 @@ def curves_figure(results: Results, path: Path) -> str:
         ax.set_ylim(max(float(np.nanmin(np.concatenate(list(curve.values.values())))), LOWEST) - 0.1, 1.1)
         _draw_references(ax.axhline, results.world)
     if total is not None:
-        _draw(axes[0][-1], total, list(results.agents), "while learning, added up", "sum of returns, IQM")
+        _draw(axes[0][-1], total, list(results.agents), "while learning, added up", "sum of returns in thousands, IQM")
         _draw_sum_of_references(axes[0][-1], results)
     _legend_below(figure, axes[0][0])
     _save(figure, path)
@@ -285,7 +285,7 @@ def _draw_sum_of_references(ax: Any, results: Results) -> None:
     names = (results.world.zero, results.world.one)
     for mean, name, style in zip(results.zero_and_one(), names, REFERENCE_STYLES, strict=True):
         end = results.experiment.steps / 1000
-        ax.plot([0, end], [0, mean * n_episodes], color="black", linewidth=0.8, linestyle=style, label=name)
+        ax.plot([0, end], [0, mean * n_episodes / 1000], color="black", linewidth=0.8, linestyle=style, label=name)
 
 
 def _legend_below(figure: Any, ax: Any) -> None:

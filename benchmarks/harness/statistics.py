@@ -271,8 +271,8 @@ def learning_curve(results: Results) -> Curve | None:
 
 
 def cumulative_curve(results: Results) -> Curve | None:
-    """The interquartile mean of the sum of all returns up to a step, exploration included, in the units of returns; ``None``
-    where scores have fixed ends, as on cart poles: an episode lasts as long as it goes well there, and the sum is that of the steps."""
+    """The interquartile mean of the sum of all returns up to a step, exploration included, in thousands. ``None`` on cart poles,
+    whose scores have fixed ends: an episode lasts as long as it goes well there, and returns add up to the steps."""
     if results.world.bounds is not None:
         return None
     edges = np.linspace(0, results.experiment.steps, N_BINS + 1)
@@ -283,9 +283,9 @@ def cumulative_curve(results: Results) -> Curve | None:
 
 
 def _sums(record: Record, edges: np.ndarray) -> np.ndarray:
-    """The sums of the returns of the episodes that end until the edges, the last of them with all episodes."""
+    """The sums of the returns of the episodes that end until the edges, in thousands, the last of them with all episodes."""
     step, returns = _episodes(record)
-    return returns @ (np.minimum(step, edges[-1])[:, None] <= edges)
+    return returns / 1000 @ (np.minimum(step, edges[-1])[:, None] <= edges)
 
 
 def _binned(record: Record, edges: np.ndarray) -> np.ndarray:
