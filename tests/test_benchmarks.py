@@ -404,10 +404,9 @@ def test_curves_end_with_the_budget_of_an_agent(tiger: statistics.Results) -> No
 def test_curves_are_read_at_the_same_steps(tiger: statistics.Results) -> None:
     record = records.Record({"steps": 100}, {"train_step": np.array([1, 50, 100]), "train_return": np.array([1.0, 2.0, 4.0])})
     assert np.array_equal(statistics._binned(record, np.array([0, 50, 100])), [1.5, 4.0])
-    assert np.array_equal(statistics._sums(record, np.array([0, 50, 100])), [0.0, 3.0, 7.0])
-    assert np.array_equal(
-        statistics._sums(record, np.array([0, 49, 98])), [0.0, 1.0, 7.0]
-    )  # whole rollouts: the last one is longer
+    assert np.allclose(statistics._sums(record, np.array([0, 50, 100])), [0.0, 0.003, 0.007])  # in thousands
+    whole_rollouts = statistics._sums(record, np.array([0, 49, 98]))  # the last one ends after the budget
+    assert np.allclose(whole_rollouts, [0.0, 0.001, 0.007])
     assert statistics.tail(record) == 4.0
     assert statistics.first(record) == 1.0
     endless = records.Record({"steps": 100}, {})  # many environments, few steps: no episode has ended
