@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.harness.experiment import Experiment, choose, load_all
+from benchmarks.harness.experiment import Experiment, Job, choose, load_all
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, SMOKE_RESULTS = ROOT / "benchmarks" / "results", ROOT / "results" / "smoke"
@@ -33,13 +33,16 @@ def show(experiments: Sequence[Experiment], results: Path) -> None:
     """Print what there is."""
     from benchmarks.harness.running import missing
 
-    print(f"{'':3s} {'experiment':24s}{'jobs':>6s}{'done':>6s}{'CPU':>10s}{'CPU left':>10s}  title")
-    for experiment in experiments:
-        jobs = experiment.jobs()
+    def row(number: str, name: str, jobs: Sequence[Job], title: str) -> None:
         left = missing(jobs, results)
         cost, rest = (minutes(sum(job.cpu_seconds for job in some)) for some in (jobs, left))
-        line = f"{experiment.number:3d} {experiment.name:24s}{len(jobs):6d}{len(jobs) - len(left):6d}{cost:>10s}{rest:>10s}"
-        print(f"{line}  {experiment.title}")
+        print(f"{number:>3s} {name:24s}{len(jobs):6d}{len(jobs) - len(left):6d}{cost:>10s}{rest:>10s}  {title}")
+
+    print(f"{'':3s} {'experiment':24s}{'jobs':>6s}{'done':>6s}{'CPU':>10s}{'CPU left':>10s}  title")
+    for experiment in experiments:
+        row(str(experiment.number), experiment.name, experiment.jobs(), experiment.title)
+    different = {job.digest(): job for experiment in experiments for job in experiment.jobs()}
+    row("", "all", list(different.values()), "What experiments share is run, and counted here, once")
 
 
 def run(experiments: Sequence[Experiment], args: argparse.Namespace) -> int:

@@ -275,9 +275,12 @@ def test_report_has_a_section_for_every_experiment(results: Path, tmp_path: Path
 
 def test_list_says_what_things_cost(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(("list", "--results", str(results))) == 0
-    lines = capsys.readouterr().out.splitlines()[1:]
+    *lines, total = capsys.readouterr().out.splitlines()[1:]
     assert [line.split()[1] for line in lines] == list(EXPERIMENTS)
-    assert all(re.search(r"\d (min|h) ", line) for line in lines)
+    assert all(re.search(r"\d (min|h) ", line) for line in (*lines, total))
+    jobs = [job.digest() for experiment in EXPERIMENTS.values() for job in experiment.jobs()]
+    assert total.split()[:2] == ["all", str(len(set(jobs)))]
+    assert sum(int(line.split()[2]) for line in lines) == len(jobs) > len(set(jobs))
 
 
 # ---------------------------------------------------------------------- statistics

@@ -122,7 +122,8 @@ class Experiment:
     :param agents: by label
     :param references: agents that know the problem, by their names in :mod:`benchmarks.harness.references`
     :param steps: environment steps of each training run
-    :param seeds: number of training runs of each agent, with the seeds from 100 on
+    :param seeds: number of training runs of each agent
+    :param first_seed: the first of their seeds, where runs with those from 100 on have had a part in the choice of settings
     :param evaluation: how agents are evaluated
     :param metrics: what is measured beside the returns, by names in :mod:`benchmarks.harness.metrics`
     :param score: what tables and figures score a run by, see :data:`benchmarks.harness.statistics.SCORES`
@@ -142,6 +143,7 @@ class Experiment:
     references: tuple[str, ...]
     steps: int
     seeds: int
+    first_seed: int = FIRST_TEST_SEED
     evaluation: Evaluation = Evaluation()
     metrics: tuple[str, ...] = ()
     note: str = ""
@@ -162,7 +164,7 @@ class Experiment:
             for reference in self.references
             if has_reference(reference, environment.env_id)
         ]
-        seeds = range(FIRST_TEST_SEED, FIRST_TEST_SEED + self.seeds)
+        seeds = range(self.first_seed, self.first_seed + self.seeds)
         return references + [
             Job(self, environment, agent, seed) for seed in seeds for environment in self.environments for agent in self.agents
         ]
@@ -396,6 +398,8 @@ def _check(experiment: Experiment) -> None:
                 raise ValueError(f"no {kind} is called {name!r}, known are {', '.join(sorted(known))}")
     if experiment.steps < 1 or experiment.seeds < 1:
         raise ValueError("`steps` and `seeds` must be at least 1")
+    if experiment.first_seed < FIRST_TEST_SEED:
+        raise ValueError(f"`first_seed` must be at least {FIRST_TEST_SEED}: seeds below are for tuning")
     unknown = set(experiment.smoke) - {"steps", "seeds", "evaluation", "env_kwargs", "hyperparams"}
     if unknown:
         raise ValueError(f"`smoke` has unknown fields {', '.join(sorted(unknown))}")
