@@ -22,12 +22,13 @@ import numpy as np
 import pytest
 import torch as th
 import yaml
+from rliable import metrics
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
 
 from benchmarks import tuning
 from benchmarks.__main__ import PAGE, RESULTS, main
-from benchmarks.harness import claims, priors, records, running, statistics, training
+from benchmarks.harness import claims, priors, records, report, running, statistics, training
 from benchmarks.harness.experiment import (
     EVALUATION_SEED,
     FIRST_TEST_SEED,
@@ -271,6 +272,7 @@ def test_report_has_a_section_for_every_experiment(results: Path, tmp_path: Path
     figures = re.findall(r"\((images/benchmarks/[^)]+)\)", text)
     assert figures
     assert all((page.parent / figure).read_text().startswith("<?xml") for figure in figures)
+    assert not any("/speed-" in figure for figure in figures)  # of which only the metrics count
 
 
 def test_list_says_what_things_cost(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -426,6 +428,28 @@ def test_curves_of_few_seeds_have_no_intervals() -> None:
     assert (curve.intervals["many"][0] < curve.intervals["many"][1]).all()
 
 
+def test_curves_are_interquartile_means_of_every_step() -> None:
+    scores = np.random.default_rng(0).normal(size=(10, 1, 4))
+    curve = statistics._curve(np.arange(4), {"agent": scores})
+    assert np.allclose(curve.values["agent"], [metrics.aggregate_iqm(scores[..., step]) for step in range(4)])
+
+
+def test_speeds_are_medians_and_ratios_with_intervals(tiger: statistics.Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "REPS", 200)
+
+    def runs(factor: float) -> dict[int, records.Record]:
+        speeds = {f"metric_{name}": np.array(factor) for name in report.METRIC_UNITS}
+        return {seed: records.Record({"memory_mb": factor * (9 + seed)}, speeds) for seed in range(3)}
+
+    found = dataclasses.replace(tiger, agents={"BEN": runs(3.0), "RecurrentPPO": runs(2.0)})
+    header, _, ben, base = report.speed_table(found).splitlines()
+    assert header.endswith("memory of training (MB) |")
+    assert ben.count("| 3.00 (1.50 [1.50, 1.50] x) ") == 4
+    low, high = map(float, re.findall(r"30\.0 \(1\.50 \[(.+), (.+)\] x\)", ben)[0])
+    assert 27 / 22 <= low < 1.5 < high <= 33 / 18
+    assert base == "| RecurrentPPO | 2.00 | 2.00 | 2.00 | 2.00 | 20.0 |"
+
+
 # ---------------------------------------------------------------------- files
 
 
@@ -525,6 +549,7 @@ def test_failing_job_is_reported_and_leaves_no_record(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ("seeds: 0", "must be at least 1"),
+        ("first_seed: 99", "seeds below are for tuning"),
         ("metrics: [speeed]", "no metric is called 'speeed'"),
         ("references: [nobody]", "no reference is called 'nobody'"),
         ("claims: [{text: x, source: ours, test: guess}]", "no test is called 'guess'"),

@@ -127,7 +127,8 @@ class Experiment:
     :param evaluation: how agents are evaluated
     :param metrics: what is measured beside the returns, by names in :mod:`benchmarks.harness.metrics`
     :param score: what tables and figures score a run by, see :data:`benchmarks.harness.statistics.SCORES`
-    :param figure: ``curves`` along training, or ``scores`` where agents have budgets of their own
+    :param figure: ``curves`` along training, ``scores`` where agents have budgets of their own, or ``none`` where only
+        metrics count: no scores are shown then
     :param evaluation_seed: of the worlds that agents are evaluated in
     :param claims: what the numbers decide
     :param isolated: whether each job has a process of its own, so that the memory it takes can be told
@@ -391,7 +392,7 @@ def _check(experiment: Experiment) -> None:
         ("agent of a claim", [agent for claim in experiment.claims for agent in claim.agents()], experiment.agents),
         ("environment of a claim", _environments_of_claims(experiment), experiment.environments),
         ("score", [experiment.score], statistics.SCORES),
-        ("figure", [experiment.figure], ("curves", "scores")),
+        ("figure", [experiment.figure], ("curves", "scores", "none")),
     ):
         for name in names:
             if name not in known:

@@ -58,12 +58,13 @@ add to them is on [another page](benchmarks_howto.md).
   that is named) and its interval above one half. They do not hold if the interval is below that value; else nothing is decided.
   Claims on means, shares and ratios hold if all of the interval is where it is claimed to be, and do not if none of it is.
 - **Seeds** are paired: every agent with the same number of environments learns in the same worlds, and all are evaluated in the
-  same new ones. Seeds start at {FIRST_TEST_SEED}, and seed s is seed {SEED_STRIDE} s of the zoo, so that no two runs share a
-  world; the worlds for evaluation have the seeds from {EVALUATION_SEED} on.
+  same new ones. Seeds start at {FIRST_TEST_SEED} (on cart poles later: runs with earlier ones have had a part in the choice of
+  settings), and seed s is seed {SEED_STRIDE} s of the zoo, so that no two runs share a world; the worlds for evaluation have the
+  seeds from {EVALUATION_SEED} on.
 - **Tuning** trained with seeds of the harness below {FIRST_TEST_SEED}. Its trials (`benchmarks/trials.csv`) were scored in the
-  worlds that are used for evaluation here; new ones have worlds of their own, from {TUNING_EVALUATION_SEED} on. On cart poles,
-  two settings were chosen after a look at runs with test seeds, as was the exploration of the agent "BEN" in experiment 2, and
-  seed {FIRST_TEST_SEED} of search and rescue was watched while its agents were developed: the [log](log.md) says where.
+  worlds that are used for evaluation here; new ones have worlds of their own, from {TUNING_EVALUATION_SEED} on. The exploration
+  of the agent "BEN" in experiment 2 was chosen after a look at runs with test seeds, and seed {FIRST_TEST_SEED} of search and
+  rescue was watched while its agents were developed: the [log](log.md) says where.
 - **Commits** with a plus had changes in the working folder.
 - **Hyperparameters** are those in `hyperparams/`, read by rl-zoo3, with the changes that an agent's row names.
 """
@@ -140,6 +141,11 @@ def improvement_table(results: Results) -> str:
     return table(["probability of improvement", title, "return in the last fifth of training"], rows)
 
 
+def score_tables(results: Results) -> list[str]:
+    """What agents achieve, and whether the first one achieves more."""
+    return [scores_table(results), *([improvement_table(results)] if len(results.agents) > 1 else [])]
+
+
 def metrics_tables(results: Results) -> list[str]:
     """What was measured beside returns."""
     tables = []
@@ -166,23 +172,24 @@ def updating_table(results: Results) -> str:
 
 
 def speed_table(results: Results) -> str:
-    """Medians over runs; a ratio to RecurrentPPO follows where it is among the agents."""
-    base = "RecurrentPPO" if "RecurrentPPO" in results.agents else None
+    """Medians over runs; where RecurrentPPO is among the agents, the ratio to it follows with its interval."""
     columns = {**{f"metric_{name}": title for name, title in METRIC_UNITS.items()}, "memory_mb": "memory of training (MB)"}
+    base = results.agents.get("RecurrentPPO")
     rows = []
     for agent, runs in results.agents.items():
         cells = []
         for key in columns:
-            value = _median(list(runs.values()), key)
-            other = 0.0 if base is None else _median(list(results.agents[base].values()), key)
-            ratio = f" ({number(value / other)} x)" if other > 0 else ""
-            cells.append(f"{number(value)}{ratio}")
+            values = _measured(runs.values(), key)
+            cell = number(float(np.median(values)))
+            if base is not None and base is not runs:
+                cell += f" ({statistics.ratio(values, _measured(base.values(), key), metrics.aggregate_median)} x)"
+            cells.append(cell)
         rows.append([agent, *cells])
     return table(["agent", *columns.values()], rows)
 
 
-def _median(runs: Sequence[Record], key: str) -> float:
-    return float(np.median([record.meta[key] if key == "memory_mb" else float(record.arrays[key]) for record in runs]))
+def _measured(runs: Iterable[Record], key: str) -> np.ndarray:
+    return np.array([record.meta[key] if key == "memory_mb" else float(record.arrays[key]) for record in runs])
 
 
 def calibration_table(results: Results) -> str:
@@ -336,6 +343,16 @@ def _range(values: Iterable[Any]) -> str:
     return " to ".join(map(str, dict.fromkeys((ordered[0], ordered[-1]))))
 
 
+def drawn(results: Results, page: Path) -> list[str]:
+    """The figure of an environment, and what is to be said of it."""
+    experiment = results.experiment
+    figure = page.parent / IMAGES / f"{experiment.name}-{list(experiment.environments).index(results.environment)}.svg"
+    figure.unlink(missing_ok=True)
+    remark = {"curves": curves_figure, "scores": scores_figure}[experiment.figure](results, figure)
+    link = f"![{experiment.title}: {experiment.figure}]({figure.relative_to(page.parent).as_posix()})"
+    return list(filter(None, [link if figure.exists() else "", remark]))
+
+
 def section(experiment: Experiment, found: list[Results], decided: list[Verdict], page: Path) -> str:
     """The part of the page that is about one experiment."""
     parts = [f"## {experiment.number}. {experiment.title}", *filter(None, (experiment.question, experiment.note))]
@@ -349,16 +366,8 @@ def section(experiment: Experiment, found: list[Results], decided: list[Verdict]
     for results in found:
         if len(experiment.environments) > 1:
             parts.append(f"### {results.environment}")
-        parts.append(scores_table(results))
-        if len(results.agents) > 1:
-            parts.append(improvement_table(results))
-        parts += metrics_tables(results)
-        figure = page.parent / IMAGES / f"{experiment.name}-{list(experiment.environments).index(results.environment)}.svg"
-        figure.unlink(missing_ok=True)
-        remark = {"curves": curves_figure, "scores": scores_figure}[experiment.figure](results, figure)
-        if figure.exists():
-            parts.append(f"![{experiment.title}: {experiment.figure}]({figure.relative_to(page.parent).as_posix()})")
-        parts += filter(None, [remark])
+        tables, pictures = ([], []) if experiment.figure == "none" else (score_tables(results), drawn(results, page))
+        parts += [*tables, *metrics_tables(results), *pictures]
     return "\n\n".join(parts)
 
 
