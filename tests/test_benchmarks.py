@@ -680,6 +680,15 @@ def test_published_results_belong_to_the_experiments() -> None:
     assert {records.fingerprint(path) for path in RESULTS.rglob("*.xz")} <= known
 
 
+@pytest.mark.parametrize("name", ["README.md", "docs/algorithm.md"])
+def test_intervals_in_the_documentation_are_those_of_the_page(name: str) -> None:
+    """Numbers that are copied by hand stay behind when experiments are run again."""
+    text, page = (path.read_text(encoding="utf-8") for path in (PAGE.parent.parent / name, PAGE))
+    intervals = re.findall(r"-?[\d.,]+ \[-?[\d.,]+, -?[\d.,]+\]", text)
+    assert intervals
+    assert [interval for interval in intervals if interval not in page] == []
+
+
 CONFORMANCE = """
 import pytest
 from sb3_contrib import RecurrentPPO
