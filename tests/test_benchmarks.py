@@ -428,10 +428,15 @@ def test_curves_of_few_seeds_have_no_intervals() -> None:
     assert (curve.intervals["many"][0] < curve.intervals["many"][1]).all()
 
 
-def test_curves_are_interquartile_means_of_every_step() -> None:
-    scores = np.random.default_rng(0).normal(size=(10, 1, 4))
-    curve = statistics._curve(np.arange(4), {"agent": scores})
-    assert np.allclose(curve.values["agent"], [metrics.aggregate_iqm(scores[..., step]) for step in range(4)])
+@pytest.mark.parametrize("n_runs", [1, 3, 4, 5, 10])
+def test_estimates_are_those_of_rliable(n_runs: int) -> None:
+    rng = np.random.default_rng(n_runs)
+    x, y = rng.integers(4, size=(n_runs, 1)).astype(float), rng.integers(4, size=(7, 1)).astype(float)  # with ties
+    assert statistics.probability_of_improvement(x, y) == pytest.approx(metrics.probability_of_improvement(x, y))
+    curves = rng.normal(size=(n_runs, 1, 4))
+    found = statistics._curve(np.arange(4), {"agent": curves}).values["agent"]
+    assert np.allclose(found, [metrics.aggregate_iqm(curves[..., step]) for step in range(4)])
+    assert statistics.interquartile_mean(curves[..., 0]) == pytest.approx(metrics.aggregate_iqm(curves[..., 0]))
 
 
 def test_speeds_are_medians_and_ratios_with_intervals(tiger: statistics.Results, monkeypatch: pytest.MonkeyPatch) -> None:

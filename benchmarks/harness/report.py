@@ -58,9 +58,9 @@ add to them is on [another page](benchmarks_howto.md).
   that is named) and its interval above one half. They do not hold if the interval is below that value; else nothing is decided.
   Claims on means, shares and ratios hold if all of the interval is where it is claimed to be, and do not if none of it is.
 - **Seeds** are paired: every agent with the same number of environments learns in the same worlds, and all are evaluated in the
-  same new ones. Seeds start at {FIRST_TEST_SEED} (at 110 in experiment 15: runs with earlier ones have had a part in the choice of
-  its settings), and seed s is seed {SEED_STRIDE} s of the zoo, so that no two runs share a world; the worlds for evaluation have
-  the seeds from {EVALUATION_SEED} on.
+  same new ones. Seeds start at {FIRST_TEST_SEED} (at 110 in experiment 15: runs with earlier ones have had a part in the choice
+  of its settings), and seed s is seed {SEED_STRIDE} s of the zoo, so that no two runs share a world; the worlds for evaluation
+  have the seeds from {EVALUATION_SEED} on.
 - **Tuning** trained with seeds of the harness below {FIRST_TEST_SEED}. Its trials (`benchmarks/trials.csv`) were scored in the
   worlds that are used for evaluation here; new ones have worlds of their own, from {TUNING_EVALUATION_SEED} on. The exploration
   of the agent "BEN" in experiment 2 and settings of experiment 16 were chosen after a look at runs with some of the test seeds,

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from rliable import library, metrics
-from scipy.stats import trim_mean
 
 from benchmarks.harness import records
 from benchmarks.harness.experiment import Experiment, Job
@@ -151,17 +150,29 @@ def _has_scale(results: Results) -> bool:
 # ---------------------------------------------------------------------- estimates
 
 
+def interquartile_mean(x: np.ndarray) -> np.ndarray:
+    """rliable's ``aggregate_iqm`` of runs, at each point of a curve. A bootstrap has no need for all that SciPy checks in each of
+    thousands of calls, which takes a hundred times as long."""
+    cut = len(x) // 4
+    return np.sort(x, axis=0)[cut : len(x) - cut].mean(axis=0)
+
+
+def probability_of_improvement(x: np.ndarray, y: np.ndarray) -> float:
+    """rliable's, likewise: how often a run of the first is better than one of the second, ties counted half."""
+    return float(np.sign(x - y.T).mean() + 1) / 2
+
+
 def scores(results: Results, kind: str = "greedy") -> dict[str, np.ndarray]:
     """One score for each seed of each agent, in the units of returns."""
     score = SCORES[kind]
     return {agent: np.array([score(results, runs[seed]) for seed in sorted(runs)]) for agent, runs in results.agents.items()}
 
 
-def estimate(values: dict[str, np.ndarray], aggregate: Callable[[np.ndarray], float]) -> dict[str, Interval]:
+def estimate(values: dict[str, np.ndarray], aggregate: Callable[[np.ndarray], Any]) -> dict[str, Interval]:
     """rliable's stratified bootstrap over seeds, of one environment."""
     matrices = {name: one[:, None] for name, one in values.items() if len(one)}
     with untouched_rng(SEED):
-        points, intervals = library.get_interval_estimates(matrices, lambda x: np.array([aggregate(x)]), reps=REPS)
+        points, intervals = library.get_interval_estimates(matrices, lambda x: np.ravel(aggregate(x)), reps=REPS)
     return {name: _interval(points[name], intervals[name], len(values[name])) for name in points}
 
 
@@ -173,7 +184,7 @@ def _interval(point: Any, bounds: Any, n_runs: int) -> Interval:
 def iqm(results: Results, kind: str = "greedy") -> dict[str, Interval]:
     """The interquartile mean of normalised scores."""
     normalised = {name: results.normalised(values) for name, values in scores(results, kind).items()}
-    return estimate(normalised, metrics.aggregate_iqm)
+    return estimate(normalised, interquartile_mean)
 
 
 def normalised_mean(results: Results, kind: str = "greedy") -> dict[str, Interval]:
@@ -192,7 +203,7 @@ def improvement(results: Results, agent: str, other: str, kind: str = "greedy") 
     values = scores(results, kind)
     pair = {"pair": (values[agent][:, None], values[other][:, None])}
     with untouched_rng(SEED):
-        points, intervals = library.get_interval_estimates(pair, metrics.probability_of_improvement, reps=REPS // 4)
+        points, intervals = library.get_interval_estimates(pair, probability_of_improvement, reps=REPS // 4)
     return _interval(points["pair"], intervals["pair"], min(len(values[agent]), len(values[other])))
 
 
@@ -299,11 +310,8 @@ def _binned(record: Record, edges: np.ndarray) -> np.ndarray:
 
 
 def _curve(steps: np.ndarray, matrices: dict[str, np.ndarray]) -> Curve:
-    def iqms(x: np.ndarray) -> np.ndarray:  # rliable's at all steps at once, which takes a twentieth of the time
-        return trim_mean(x[:, 0], 0.25)
-
     with untouched_rng(SEED):
-        values, intervals = library.get_interval_estimates(matrices, iqms, reps=REPS // 10)
+        values, intervals = library.get_interval_estimates(matrices, lambda x: interquartile_mean(x[:, 0]), reps=REPS // 10)
     for agent, matrix in matrices.items():
         if len(matrix) < FEWEST:
             intervals[agent] = np.full_like(intervals[agent], np.nan)
