@@ -149,6 +149,19 @@ def test_damaged_checkpoint_is_given_up(tmp_path: Path) -> None:
     assert record.meta["n_resumed"] == 0
 
 
+def test_checkpoint_survives_what_is_not_its_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, places = job_of("BEN without flows", steps=160), Places(tmp_path / "results", tmp_path / "work")
+    checkpoint = places.of(job) / "checkpoint-80"
+    checkpoint.mkdir(parents=True)
+
+    def out_of_memory(manager: training.Manager) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(training.Manager, "setup_experiment", out_of_memory)
+    assert "MemoryError" in str(run_job(job, places))
+    assert checkpoint.exists()
+
+
 def test_weak_prior_follows_the_seed(tmp_path: Path) -> None:
     job = next(job for job in EXPERIMENTS["rescue_weak_prior"].jobs() if job.agent == "weak prior")
     found = []
@@ -353,6 +366,12 @@ def test_verdicts_follow_the_numbers(tiger: statistics.Results, monkeypatch: pyt
     assert holds("improves", agent="good", over=["good"], probability=0.5) is None  # even odds are no improvement
     assert holds("score_at_least", agent="good", mean=0.95) is True
     assert holds("score_at_least", agent="listens", mean=0.95) is False
+    score = statistics.iqm(tiger)["good"]
+    assert score.low < score.value < score.high
+    assert holds("score_at_least", agent="good", iqm=score.value) is None  # a part of the interval is below
+    assert holds("score_at_least", agent="good", iqm=score.value, low=score.low) is True
+    assert holds("score_at_least", agent="good", iqm=score.high + 0.01, low=0.0) is False
+    assert holds("score_at_least", agent="good", mean=statistics.normalised_mean(tiger)["good"].value) is None
     claim = Claim("", "ours", "improves", {"agent": "good", "over": ["listens"]})
     assert str(claims.decide(claim, experiment, [tiger])) == "**holds** so far (4 of 10 seeds)"
     assert str(claims.decide(claim, dataclasses.replace(experiment, seeds=4), [tiger])) == "**holds**"
@@ -688,10 +707,12 @@ def test_published_results_belong_to_the_experiments() -> None:
 @pytest.mark.parametrize("name", ["README.md", "docs/algorithm.md"])
 def test_intervals_in_the_documentation_are_those_of_the_page(name: str) -> None:
     """Numbers that are copied by hand stay behind when experiments are run again."""
-    text, page = (path.read_text(encoding="utf-8") for path in (PAGE.parent.parent / name, PAGE))
-    intervals = re.findall(r"-?[\d.,]+ \[-?[\d.,]+, -?[\d.,]+\]", text)
-    assert intervals
-    assert [interval for interval in intervals if interval not in page] == []
+    copied, known = (
+        set(re.findall(r"-?[\d.]+\s\[-?[\d.]+,\s-?[\d.]+\]", path.read_text(encoding="utf-8")))
+        for path in (PAGE.parent.parent / name, PAGE)
+    )
+    assert copied
+    assert not {" ".join(interval.split()) for interval in copied} - known
 
 
 CONFORMANCE = """

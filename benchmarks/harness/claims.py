@@ -13,6 +13,8 @@ from benchmarks.harness import statistics
 from benchmarks.harness.experiment import Claim, Experiment
 from benchmarks.harness.statistics import Interval, Results, number
 
+PROBABILITY = 0.9  # that a run scores higher than one of another agent which is called worse
+
 
 class Verdict(NamedTuple):
     """What the numbers say of a claim.
@@ -31,19 +33,29 @@ class Verdict(NamedTuple):
 
 
 def score_at_least(
-    results: Results, agent: str, iqm: float = -np.inf, low: float = -np.inf, mean: float = -np.inf, score: str = "greedy"
+    results: Results,
+    agent: str,
+    iqm: float = -np.inf,
+    low: float | None = None,
+    mean: float = -np.inf,
+    score: str = "greedy",
 ) -> Verdict:
-    """The normalised interquartile mean reaches a value, the lower end of its interval another, and the mean a third."""
+    """The normalised interquartile mean and the mean reach values, with all of their intervals; with ``low``, the interval of the
+    former need only reach that. Not decided where an interval is not below a value either."""
     found, average = statistics.iqm(results, score)[agent], statistics.normalised_mean(results, score)[agent]
-    holds = found.value >= iqm and found.low >= low and average.value >= mean
-    return Verdict(holds, f"IQM of {agent}: {found}" + ("" if mean == -np.inf else f", mean {average}"))
+    evidence = f"IQM of {agent}: {found}" + ("" if mean == -np.inf else f", mean {average}")
+    if found.high < iqm or average.high < mean:
+        return Verdict(False, evidence)
+    holds = found.value >= iqm and found.low >= (iqm if low is None else low) and average.low >= mean
+    return Verdict(holds or None, evidence)
 
 
-def improves(results: Results, agent: str, over: list[str], probability: float = 0.9, score: str = "greedy") -> Verdict:
+def improves(results: Results, agent: str, over: list[str], probability: float = PROBABILITY, score: str = "greedy") -> Verdict:
     """A run of one agent scores higher than one of others, with a probability above a value and more than by chance: even odds
     are below the interval. Not decided where neither this holds nor all of an interval is below the value."""
     found = {other: statistics.improvement(results, agent, other, score) for other in over}
     evidence = "; ".join(f"P({agent} > {other}) = {interval}" for other, interval in found.items())
+    evidence += "" if probability == PROBABILITY else f"; asked: above {probability:g}"
     if all(interval.value > probability and interval.low > 0.5 for interval in found.values()):
         return Verdict(True, evidence)
     return Verdict(False if any(interval.high <= probability for interval in found.values()) else None, evidence)

@@ -54,9 +54,10 @@ add to them is on [another page](benchmarks_howto.md).
 - **IQM** is the interquartile mean over seeds, in brackets its 95 % interval (stratified bootstrap, rliable), from
   {statistics.FEWEST} seeds on; with fewer, no claim is decided. The mean return and the mean of the worst 5 % of all episodes
   are in the units of rewards: a robust average hides disasters.
-- **Claims** that one agent is better than another hold if the probability that a run scores higher is above 0.9 (or another value
-  that is named) and its interval above one half. They do not hold if the interval is below that value; else nothing is decided.
-  Claims on means, shares and ratios hold if all of the interval is where it is claimed to be, and do not if none of it is.
+- **Claims** that one agent is better than another hold if the probability that a run scores higher is above
+  {claims.PROBABILITY} (or another value that is named) and its interval above one half. They do not hold if the interval is
+  below that value; else nothing is decided. Claims on means, shares and ratios hold if all of the interval is where it is
+  claimed to be, and do not if none of it is.
 - **Seeds** are paired: every agent with the same number of environments learns in the same worlds, and all are evaluated in the
   same new ones. Seeds start at {FIRST_TEST_SEED} (at 110 in experiment 15: runs with earlier ones have had a part in the choice
   of its settings), and seed s is seed {SEED_STRIDE} s of the zoo, so that no two runs share a world; the worlds for evaluation
@@ -65,6 +66,8 @@ add to them is on [another page](benchmarks_howto.md).
   worlds that are used for evaluation here; new ones have worlds of their own, from {TUNING_EVALUATION_SEED} on. The exploration
   of the agent "BEN" in experiment 2 and settings of experiment 16 were chosen after a look at runs with some of the test seeds,
   and seed {FIRST_TEST_SEED} of search and rescue was watched while its agents were developed: the [log](log.md) says where.
+- **CPU s** are means over runs that were made at different times, on a shared machine whose speed changes by a factor of two to
+  three: they tell what an experiment costs, and only experiment 13 compares agents in one run.
 - **Commits** with a plus had changes in the working folder.
 - **Hyperparameters** are those in `hyperparams/`, read by rl-zoo3, with the changes that an agent's row names.
 """

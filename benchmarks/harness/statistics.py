@@ -69,7 +69,7 @@ class Results:
         known = self.world
         if known.bounds is not None:
             return known.bounds
-        zero, one = (float(self.references[name].arrays["eval_return"].mean()) for name in (known.zero, known.one))
+        zero, one = (self.greedy(self.references[name]) for name in (known.zero, known.one))
         return zero, one if known.exact is None else known.exact
 
     def normalised(self, returns: Any) -> np.ndarray:

@@ -371,8 +371,9 @@ def alone_in(folder: Path) -> Iterator[None]:
 
 
 def started(job: Job, places: Places) -> tuple[Manager, BaseAlgorithm, Recorder]:
-    """A run where it was left. A checkpoint that a power cut has damaged is of no use: the run begins anew."""
-    folder = places.of(job)
+    """A run where it was left. A checkpoint that a power cut has damaged is of no use: the run begins anew. It is removed only
+    once that was possible: if nothing can be started, the checkpoint need not be at fault."""
+    folder, unreadable = places.of(job), []
     for checkpoint in (*reversed(checkpoints(folder)), None):
         try:
             manager = Manager(job, folder, checkpoint)
@@ -386,7 +387,9 @@ def started(job: Job, places: Places) -> tuple[Manager, BaseAlgorithm, Recorder]
             if checkpoint is None:
                 raise
             print(f"{checkpoint} cannot be read:\n{traceback.format_exc()}")
-            shutil.rmtree(checkpoint, ignore_errors=True)
+            unreadable.append(checkpoint)
+    for checkpoint in unreadable:
+        shutil.rmtree(checkpoint, ignore_errors=True)
     return manager, model, recorder
 
 
