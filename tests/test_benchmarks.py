@@ -293,7 +293,7 @@ def test_list_says_what_things_cost(results: Path, capsys: pytest.CaptureFixture
     *lines, total = capsys.readouterr().out.splitlines()[1:]
     assert [line.split()[1] for line in lines] == list(EXPERIMENTS)
     assert all(re.search(r"\d (min|h) ", line) for line in (*lines, total))
-    jobs = [job.digest() for experiment in EXPERIMENTS.values() for job in experiment.jobs()]
+    jobs = [job.digest() for experiment in load_all().values() for job in experiment.jobs()]
     assert total.split()[:2] == ["all", str(len(set(jobs)))]
     assert sum(int(line.split()[2]) for line in lines) == len(jobs) > len(set(jobs))
 
