@@ -9,7 +9,7 @@ import yaml
 from stable_baselines3.common.utils import LinearSchedule
 from torch import nn
 
-from sb3_ben.common.extractors import RescueExtractor
+from sb3_ben.envs.extractors import RescueExtractor
 
 HYPERPARAMS = Path(__file__).resolve().parent.parent / "hyperparams"
 

@@ -31,10 +31,10 @@ import gymnasium as gym
 import numpy as np
 from rich.progress import Progress
 
-from sb3_ben.common.callbacks import custom_scalars_layout, oracle_statistics, world_of
+from sb3_ben.callbacks import custom_scalars_layout, oracle_statistics, world_of
 
 ALGOS = ("ben", "ppo_lstm", "bootdqn")
-CALLBACKS = "sb3_ben.common.callbacks"
+CALLBACKS = "sb3_ben.callbacks"
 LOG_EVERY = "stable_baselines3.common.callbacks.LogEveryNTimesteps"
 N_LOGS, N_EVALUATIONS, N_PICTURES = 100, 20, 5  # in the course of a run
 N_EVAL_ENVS = 10

@@ -17,8 +17,8 @@ from stable_baselines3.common.vec_env import VecMonitor
 
 from benchmarks.common import tuned
 from sb3_ben import BEN, evaluate_policy, make_vec
-from sb3_ben.common.vec_previous_reward import attach_reward
 from sb3_ben.envs.tiger import LISTEN, TigerConfig
+from sb3_ben.history.previous_reward import attach_reward
 from sb3_ben.oracles import tiger
 
 matplotlib.use("Agg")

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_ben.common.vec_previous_reward import VecPreviousReward
 from sb3_ben.envs.search_and_rescue import SearchAndRescueConfig, SearchAndRescueVecEnv
+from sb3_ben.history.previous_reward import VecPreviousReward
 from sb3_ben.oracles.base import Oracle
 from sb3_ben.oracles.search_and_rescue import BeliefAgent, KnowsTheMap, NeverOpens, RandomAgent
 

@@ -18,7 +18,7 @@ from stable_baselines3.common.vec_env import VecMonitor
 from benchmarks.common import tuned
 from sb3_ben import BEN, VecPreviousReward, make_vec
 from sb3_ben.ben.policies import Encoding
-from sb3_ben.common.buffers import HistoryReplaySamples
+from sb3_ben.history.samples import HistoryReplaySamples
 
 ENV_ID = "Tiger-v0"
 

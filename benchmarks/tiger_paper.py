@@ -23,12 +23,12 @@ import numpy as np
 import torch as th
 
 from sb3_ben import BEN, make_vec
-from sb3_ben.common.buffers import NO_ACTION, HistoryReplaySamples, join_histories
-from sb3_ben.common.priors import Prior, Simulations
-from sb3_ben.common.vec_previous_reward import VecPreviousReward
 from sb3_ben.envs.tiger import TigerConfig
+from sb3_ben.history.previous_reward import VecPreviousReward
+from sb3_ben.history.samples import NO_ACTION, HistoryReplaySamples, join_histories
 from sb3_ben.oracles.tiger import BayesOptimal, PosteriorSampling, action_values, bayes_optimal_values
 from sb3_ben.oracles.tiger_prior import TigerModel
+from sb3_ben.priors import Prior, Simulations
 
 CONFIG, GAMMA = TigerConfig(), 0.9
 TEST_SEED = 50_000

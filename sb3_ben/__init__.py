@@ -11,10 +11,10 @@ from sb3_ben.envs import register_envs
 if TYPE_CHECKING:
     from sb3_ben.ben import BEN
     from sb3_ben.bootdqn import BootDQN
-    from sb3_ben.common.buffers import HistoryReplayBuffer
     from sb3_ben.common.evaluation import evaluate_policy
-    from sb3_ben.common.vec_previous_reward import VecPreviousReward
     from sb3_ben.envs import make_vec
+    from sb3_ben.history.previous_reward import VecPreviousReward
+    from sb3_ben.history.replay import HistoryReplayBuffer
 
 __version__ = "0.1.0"
 __all__ = ["BEN", "BootDQN", "HistoryReplayBuffer", "VecPreviousReward", "__version__", "evaluate_policy", "make_vec"]
@@ -22,8 +22,8 @@ __all__ = ["BEN", "BootDQN", "HistoryReplayBuffer", "VecPreviousReward", "__vers
 _MODULES = {
     "BEN": "sb3_ben.ben",
     "BootDQN": "sb3_ben.bootdqn",
-    "HistoryReplayBuffer": "sb3_ben.common.buffers",
-    "VecPreviousReward": "sb3_ben.common.vec_previous_reward",
+    "HistoryReplayBuffer": "sb3_ben.history.replay",
+    "VecPreviousReward": "sb3_ben.history.previous_reward",
     "evaluate_policy": "sb3_ben.common.evaluation",
     "make_vec": "sb3_ben.envs",
 }

@@ -22,9 +22,9 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecMoni
 from benchmarks.common import tuned
 from sb3_ben import BEN, evaluate_policy, make_vec
 from sb3_ben.ben.policies import BENPolicy, Encoding
-from sb3_ben.common.objectives import RunningStandardizer
-from sb3_ben.common.vec_previous_reward import VecPreviousReward, attach_reward, previous_reward
 from sb3_ben.envs.tiger import LISTEN
+from sb3_ben.flows.units import RunningStandardizer
+from sb3_ben.history.previous_reward import VecPreviousReward, attach_reward, previous_reward
 
 TINY: dict[str, Any] = {
     "learning_starts": 16,

@@ -9,8 +9,8 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb3_ben.common.buffers import HistoryReplayBuffer
 from sb3_ben.envs import make_vec
+from sb3_ben.history.replay import HistoryReplayBuffer
 
 BOX = spaces.Box(-np.inf, np.inf, (3,), dtype=np.float32)
 DICT = spaces.Dict({"vector": BOX, "image": spaces.Box(0, 255, (3, 4, 4), dtype=np.uint8)})

@@ -20,13 +20,12 @@ from stable_baselines3.common.vec_env import VecEnv, VecMonitor, VecNormalize
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 
-from sb3_ben import BEN, make_vec
-from sb3_ben.common import callbacks
-from sb3_ben.common.callbacks import BeliefCallback, EpisodeStatsCallback, OracleCallback, oracle_statistics, untouched_rng
-from sb3_ben.common.vec_previous_reward import VecPreviousReward, attach_reward
-from sb3_ben.common.wrappers import PreviousActionReward
+from sb3_ben import BEN, callbacks, make_vec
+from sb3_ben.callbacks import BeliefCallback, EpisodeStatsCallback, OracleCallback, oracle_statistics, untouched_rng
 from sb3_ben.envs.search_and_rescue import SearchAndRescueConfig
 from sb3_ben.envs.tiger import LISTEN, TigerConfig
+from sb3_ben.history.previous_reward import VecPreviousReward, attach_reward
+from sb3_ben.history.wrappers import PreviousActionReward
 from sb3_ben.oracles import tiger
 from sb3_ben.oracles.search_and_rescue import BeliefAgent
 
@@ -98,7 +97,7 @@ def test_statistics_are_those_of_the_last_episodes() -> None:
 
 
 def test_the_zoo_can_name_them() -> None:
-    prefix = "sb3_ben.common.callbacks."
+    prefix = "sb3_ben.callbacks."
     entries = [f"{prefix}EpisodeStatsCallback", f"{prefix}OracleCallback", {f"{prefix}BeliefCallback": {"n_steps": 7}}]
     made: list[Any] = get_callback_list({"callback": entries})
     assert [type(callback) for callback in made] == [EpisodeStatsCallback, OracleCallback, BeliefCallback]

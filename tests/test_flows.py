@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, Independent, Laplace, MultivariateNormal, Normal
 
-from sb3_ben.common.aleatoric import AleatoricFlow, ConditionalDensity, SliceFlow, Spline, UncertainWeights
-from sb3_ben.common.epistemic import EpistemicFlow, RowAdam, StackedEpistemicFlow, default_prior, prior_log_prob
-from sb3_ben.common.objectives import PAPER_BASE_PRECISION, negative_elbo, total_variance
+from sb3_ben.ben.objectives import PAPER_BASE_PRECISION, negative_elbo, total_variance
+from sb3_ben.flows.aleatoric import AleatoricFlow, ConditionalDensity, SliceFlow, Spline, UncertainWeights
+from sb3_ben.flows.epistemic import EpistemicFlow, RowAdam, StackedEpistemicFlow, default_prior, prior_log_prob
 
 CONTEXT_DIM, PHI_DIM = 6, 8
 

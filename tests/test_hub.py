@@ -21,7 +21,7 @@ from huggingface_hub import HfApi, constants
 from rl_zoo3 import utils
 
 from sb3_ben import BEN
-from sb3_ben.common.vec_previous_reward import attach_reward
+from sb3_ben.history.previous_reward import attach_reward
 from sb3_ben.zoo import register
 from sb3_ben.zoo.hub import mend_hub
 

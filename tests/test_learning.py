@@ -12,7 +12,7 @@ from stable_baselines3.common.envs import IdentityEnv
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_ben import BEN, evaluate_policy
-from sb3_ben.common.vec_previous_reward import attach_reward
+from sb3_ben.history.previous_reward import attach_reward
 
 SMALL = {"net_arch": [16], "rnn_hidden_size": 16, "phi_dim": 16, "aleatoric_hidden_size": 16, "aleatoric_bins": 8}
 SEEN, UNSEEN = np.ones((1, 2), dtype=np.float32), np.array([[-3, 2]], dtype=np.float32)

@@ -9,10 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal
 
-from sb3_ben.common.aleatoric import AleatoricFlow
-from sb3_ben.common.epistemic import EpistemicFlow, default_prior
-from sb3_ben.common.objectives import (
-    RunningStandardizer,
+from sb3_ben.ben.objectives import (
     add_noise,
     bellman_target,
     clamp_to_rewards,
@@ -25,6 +22,9 @@ from sb3_ben.common.objectives import (
     one_step_longer,
     total_variance,
 )
+from sb3_ben.flows.aleatoric import AleatoricFlow
+from sb3_ben.flows.epistemic import EpistemicFlow, default_prior
+from sb3_ben.flows.units import RunningStandardizer
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,6 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecMonitor
 
 from sb3_ben.common.evaluation import evaluate_policy
-from sb3_ben.common.vec_previous_reward import VecPreviousReward, attach_reward
 from sb3_ben.envs.search_and_rescue import (
     LEFT,
     LISTEN,
@@ -27,6 +26,7 @@ from sb3_ben.envs.search_and_rescue import (
     SearchAndRescueVecEnv,
     door_centres,
 )
+from sb3_ben.history.previous_reward import VecPreviousReward, attach_reward
 from sb3_ben.oracles.rescue_filter import Door, FilterState, RescueFilter, bethe_marginals, exclusive_marginals
 from sb3_ben.oracles.search_and_rescue import BeliefAgent, KnowsTheMap, NeverOpens, RandomAgent, shortest_tours
 

@@ -9,8 +9,8 @@ import pytest
 from stable_baselines3.common.evaluation import evaluate_policy as sb3_evaluate_policy
 
 from sb3_ben.common.evaluation import evaluate_policy
-from sb3_ben.common.vec_previous_reward import VecPreviousReward, attach_reward
 from sb3_ben.envs.tiger import LISTEN, OPEN_1, OPEN_2, TigerConfig, TigerEnv, TigerVecEnv
+from sb3_ben.history.previous_reward import VecPreviousReward, attach_reward
 from sb3_ben.oracles import tiger
 
 NOISIER = TigerConfig(p_correct=0.85, p_wrong=0.15)

@@ -16,28 +16,22 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNorm
 from torch.distributions import Independent, MultivariateNormal, Normal
 
 from sb3_ben import BEN, evaluate_policy, make_vec
-from sb3_ben.common.buffers import join_histories
+from sb3_ben.ben.exact import bellman_means
 from sb3_ben.common.export import export_torchscript
-from sb3_ben.common.objectives import RunningStandardizer
-from sb3_ben.common.priors import (
-    BeliefTracker,
-    KnownTransitions,
-    Prior,
-    Simulations,
-    Transitions,
-    bellman_means,
-    transition_histories,
-    with_last_observations,
-    with_pasts,
-)
-from sb3_ben.common.vec_previous_reward import attach_reward
 from sb3_ben.envs.search_and_rescue import LISTEN, SearchAndRescueConfig, SearchAndRescueEnv, SearchAndRescueVecEnv
 from sb3_ben.envs.tiger import TigerConfig, TigerEnv
+from sb3_ben.flows.units import RunningStandardizer
+from sb3_ben.history.previous_reward import attach_reward
+from sb3_ben.history.samples import join_histories
 from sb3_ben.oracles.rescue_filter import RescueFilter
 from sb3_ben.oracles.rescue_prior import FAR, RescueBelief, RescueTransitions, exact_filter
 from sb3_ben.oracles.search_and_rescue import BeliefAgent, KnowsTheMap
 from sb3_ben.oracles.tiger import BayesOptimal, action_values, bayes_optimal_values
 from sb3_ben.oracles.tiger_prior import TigerBelief, TigerModel
+from sb3_ben.priors import KnownTransitions, Prior, Simulations, Transitions
+from sb3_ben.priors.filters import BeliefTracker
+from sb3_ben.priors.models import with_last_observations
+from sb3_ben.priors.transitions import transition_histories, with_pasts
 from tests.test_ben import RESUME, SaveInTheMiddle, parameters_of, same, tiny
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"

@@ -12,9 +12,9 @@ from gymnasium import spaces
 from stable_baselines3.common.torch_layers import FlattenExtractor
 
 from sb3_ben import BEN, make_vec
-from sb3_ben.common.extractors import RescueExtractor
-from sb3_ben.common.recurrent import HistoryQNetwork, LinearRNN, linear_scan
+from sb3_ben.envs.extractors import RescueExtractor
 from sb3_ben.envs.search_and_rescue import LISTEN
+from sb3_ben.history.encoder import HistoryQNetwork, LinearRNN, linear_scan
 
 
 @pytest.mark.parametrize("n_steps", [1, 2, 7, 32])

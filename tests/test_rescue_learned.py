@@ -10,7 +10,6 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 from benchmarks import learned_belief
 from sb3_ben import BEN, evaluate_policy
-from sb3_ben.common.priors import Prior
 from sb3_ben.envs.search_and_rescue import SearchAndRescueConfig, SearchAndRescueVecEnv
 from sb3_ben.oracles.rescue_filter import Door
 from sb3_ben.oracles.rescue_learned import (
@@ -26,6 +25,7 @@ from sb3_ben.oracles.rescue_learned import (
     random_openings,
     unlearned_filter,
 )
+from sb3_ben.priors import Prior
 from tests.test_ben import tiny
 
 SMALL = SearchAndRescueConfig(grid_size=3, n_victims=1, n_hazards=2)

@@ -13,11 +13,12 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
 import sb3_ben.envs
-from sb3_ben.common.priors import BeliefTracker, Prior
-from sb3_ben.common.wrappers import BeliefObservation, PreviousActionReward
+from sb3_ben.history.wrappers import PreviousActionReward
 from sb3_ben.oracles.rescue_prior import exact_filter
+from sb3_ben.priors import BeliefObservation, Prior
+from sb3_ben.priors.filters import BeliefTracker
 
-ZOO_NAME = "sb3_ben.common.wrappers.PreviousActionReward"
+ZOO_NAME = "sb3_ben.history.wrappers.PreviousActionReward"
 
 
 class Echo(gym.Env):
@@ -145,7 +146,7 @@ def test_observed_beliefs_are_those_of_ben() -> None:
 
 
 def test_beliefs_are_observed_through_the_zoo() -> None:
-    name = "sb3_ben.common.wrappers.BeliefObservation"
+    name = "sb3_ben.priors.BeliefObservation"
     hyperparams = {"env_wrapper": [{name: {"prior": "sb3_ben.oracles.rescue_prior.exact_filter"}}, ZOO_NAME]}
     venv = make_vec_env("SearchAndRescue5x5-v0", 2, wrapper_class=get_wrapper_class(hyperparams))
     assert venv.observation_space.contains(np.asarray(venv.reset())[0])

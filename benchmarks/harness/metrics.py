@@ -19,7 +19,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from benchmarks.harness.training import Manager, Recorder, new_worlds
 from sb3_ben import BEN
-from sb3_ben.common.callbacks import episode_statistics, exact_belief, world_of
+from sb3_ben.callbacks import episode_statistics, exact_belief, world_of
 from sb3_ben.envs.tiger import OPEN_1, TigerConfig
 
 N_CALIBRATION, N_DRAWS = 100, 256

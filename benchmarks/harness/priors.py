@@ -14,12 +14,12 @@ from joblib import Memory
 from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_ben.common.priors import Prior, PriorFactory
 from sb3_ben.envs.search_and_rescue import SearchAndRescueConfig
 from sb3_ben.oracles.rescue_learned import LearnedRescueBelief, learned_belief
 from sb3_ben.oracles.rescue_prior import RescueTransitions
 from sb3_ben.oracles.rescue_prior import config_of as config_of_env
 from sb3_ben.oracles.tiger_prior import TigerModel
+from sb3_ben.priors import Prior, PriorFactory
 
 __all__ = ["rescue_learned", "rescue_weak", "tiger_model"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from sb3_ben.common.callbacks import exact_return
+from sb3_ben.callbacks import exact_return
 from sb3_ben.envs import ENVIRONMENTS
 from sb3_ben.envs.bandit import BanditConfig
 from sb3_ben.envs.search_and_rescue import SearchAndRescueConfig

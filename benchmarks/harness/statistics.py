@@ -15,7 +15,7 @@ from benchmarks.harness import records
 from benchmarks.harness.experiment import Experiment, Job
 from benchmarks.harness.records import Record
 from benchmarks.harness.references import World, world
-from sb3_ben.common.callbacks import untouched_rng
+from sb3_ben.callbacks import untouched_rng
 
 REPS = 2000  # bootstrap replications; a tenth of them for curves, a quarter for probabilities, which take long
 WORST = 0.05  # the share of episodes whose mean is shown as the worst

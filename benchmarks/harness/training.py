@@ -42,7 +42,7 @@ from benchmarks.harness import records
 from benchmarks.harness.experiment import EVALUATION_SEED, Job
 from benchmarks.harness.references import config_of, make_reference
 from sb3_ben import VecPreviousReward, evaluate_policy, make_vec
-from sb3_ben.common.callbacks import episode_statistics, make_like, untouched_rng
+from sb3_ben.callbacks import episode_statistics, make_like, untouched_rng
 from sb3_ben.envs.views import WorldEnv
 from sb3_ben.zoo import register
 

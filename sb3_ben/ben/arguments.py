@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from gymnasium import spaces
 from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor
 
-from sb3_ben.common.buffers import HistoryReplayBuffer
 from sb3_ben.common.checks import check, check_count, check_number
-from sb3_ben.common.priors import RewardBelief
+from sb3_ben.history.replay import HistoryReplayBuffer
+from sb3_ben.priors import RewardBelief
 
 if TYPE_CHECKING:
     from sb3_ben.ben.ben import BEN

@@ -33,22 +33,8 @@ from torch.distributions import Distribution
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from sb3_ben.ben.arguments import check_arguments, check_prior
-from sb3_ben.ben.policies import (
-    BENPolicy,
-    CnnLstmPolicy,
-    CnnPolicy,
-    Encoding,
-    MlpGruPolicy,
-    MlpLstmPolicy,
-    MlpPolicy,
-    MultiInputLstmPolicy,
-    MultiInputPolicy,
-)
-from sb3_ben.ben.pretraining import pretraining_stages
-from sb3_ben.common.buffers import HistoryReplayBuffer, HistoryReplaySamples, as_histories, join_histories
-from sb3_ben.common.checks import check_count, check_finite, check_model_file, check_spaces
-from sb3_ben.common.epistemic import EpistemicFlow, RowAdam, StackedEpistemicFlow, prior_log_prob
-from sb3_ben.common.objectives import (
+from sb3_ben.ben.exact import bellman_means
+from sb3_ben.ben.objectives import (
     PAPER_BASE_PRECISION,
     add_noise,
     bellman_target,
@@ -61,17 +47,28 @@ from sb3_ben.common.objectives import (
     one_step_longer,
     total_variance,
 )
-from sb3_ben.common.priors import (
-    Believed,
-    Prior,
-    PriorFactory,
-    bellman_means,
-    simulate,
-    terminal_observations,
-    with_last_observations,
+from sb3_ben.ben.policies import (
+    BENPolicy,
+    CnnLstmPolicy,
+    CnnPolicy,
+    Encoding,
+    MlpGruPolicy,
+    MlpLstmPolicy,
+    MlpPolicy,
+    MultiInputLstmPolicy,
+    MultiInputPolicy,
 )
+from sb3_ben.ben.pretraining import pretraining_stages
+from sb3_ben.common.checks import check_count, check_finite, check_model_file, check_spaces
 from sb3_ben.common.saving import complete_file
-from sb3_ben.common.vec_previous_reward import VecPreviousReward, carry_in_evaluation
+from sb3_ben.flows.epistemic import EpistemicFlow, RowAdam, StackedEpistemicFlow, prior_log_prob
+from sb3_ben.history.previous_reward import VecPreviousReward, carry_in_evaluation
+from sb3_ben.history.replay import HistoryReplayBuffer
+from sb3_ben.history.samples import HistoryReplaySamples, as_histories, join_histories, terminal_observations
+from sb3_ben.priors import Prior, PriorFactory
+from sb3_ben.priors.filters import Believed
+from sb3_ben.priors.models import with_last_observations
+from sb3_ben.priors.simulations import simulate
 
 __all__ = ["BEN", "BellmanDistribution"]
 
@@ -144,7 +141,7 @@ class BEN(OffPolicyAlgorithm):
     :param gamma: discount factor
     :param train_freq: update the model every ``train_freq`` steps, or a tuple like ``(5, "step")`` or ``(2, "episode")``
     :param gradient_steps: N_update, gradient steps after each rollout; -1 for as many as steps were made
-    :param replay_buffer_class: :class:`~sb3_ben.common.buffers.HistoryReplayBuffer` or a subclass
+    :param replay_buffer_class: :class:`~sb3_ben.history.replay.HistoryReplayBuffer` or a subclass
     :param replay_buffer_kwargs: keyword arguments of the replay buffer
     :param optimize_memory_usage: accepted for compatibility; observations are always stored only once
     :param n_steps: number of steps of the Bellman samples, :math:`r_t + \gamma r_{t+1} + \dots + \gamma^n \max_a Q(h_{t+n}, a)`,
@@ -184,7 +181,7 @@ class BEN(OffPolicyAlgorithm):
         deviations of b
     :param exploration: ``"epsilon"`` (annealed, tossed per environment), ``"spread"`` (a fixed range of epsilons over the
         environments), ``"posterior"`` (one hypothesis per episode) or ``"greedy"`` (the paper)
-    :param prior: what is known before the first step: a distribution over phi, or a :class:`~sb3_ben.common.priors.Prior` with
+    :param prior: what is known before the first step: a distribution over phi, or a :class:`~sb3_ben.priors.Prior` with
         any of known transitions, simulations, an exact model and a belief; or a function that makes one for the environment, or
         its dotted name (for files of hyperparameters)
     :param stats_window_size: number of episodes that rollout statistics are averaged over

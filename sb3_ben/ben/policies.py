@@ -17,14 +17,16 @@ from stable_baselines3.common.utils import get_parameters_by_name, polyak_update
 from torch import nn
 from torch.distributions import Distribution
 
-from sb3_ben.common.aleatoric import AleatoricFlow, ConditionalDensity, SliceFlow
-from sb3_ben.common.buffers import NO_ACTION, map_observations
 from sb3_ben.common.checks import check, check_count
-from sb3_ben.common.epistemic import EpistemicFlow, default_prior
-from sb3_ben.common.objectives import RunningStandardizer
-from sb3_ben.common.priors import Belief, BeliefTracker, Believed, BellmanModel, check_phi_prior
-from sb3_ben.common.recurrent import RNN_TYPES, Hidden, HistoryQNetwork, RandomEncoder, select_rows
-from sb3_ben.common.vec_previous_reward import previous_reward
+from sb3_ben.flows.aleatoric import AleatoricFlow, ConditionalDensity, SliceFlow
+from sb3_ben.flows.epistemic import EpistemicFlow, default_prior
+from sb3_ben.flows.units import RunningStandardizer
+from sb3_ben.history.encoder import RNN_TYPES, Hidden, HistoryQNetwork, RandomEncoder, select_rows
+from sb3_ben.history.previous_reward import previous_reward
+from sb3_ben.history.samples import NO_ACTION, map_observations
+from sb3_ben.priors import Belief, BellmanModel
+from sb3_ben.priors.filters import BeliefTracker, Believed
+from sb3_ben.priors.prior import check_phi_prior
 
 __all__ = [
     "BENPolicy",

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch as th
 
+from sb3_ben.ben.objectives import add_noise, clamp_to_rewards, msbbe_semi
 from sb3_ben.ben.policies import Encoding
-from sb3_ben.common.objectives import add_noise, clamp_to_rewards, msbbe_semi
-from sb3_ben.common.priors import first_histories, transition_histories, with_pasts
+from sb3_ben.priors.models import first_histories
+from sb3_ben.priors.transitions import transition_histories, with_pasts
 
 if TYPE_CHECKING:
     from sb3_ben.ben.ben import BEN

@@ -8,7 +8,7 @@ import gymnasium as gym
 from stable_baselines3.common import evaluation
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
-from sb3_ben.common.vec_previous_reward import VecPreviousReward
+from sb3_ben.history.previous_reward import VecPreviousReward
 
 __all__ = ["evaluate_policy"]
 
@@ -17,7 +17,7 @@ def evaluate_policy(model: Any, env: gym.Env | VecEnv, *args: Any, **kwargs: Any
     """SB3's :func:`~stable_baselines3.common.evaluation.evaluate_policy`, exact for agents that read the previous reward.
 
     It takes the same arguments and returns the same values; the only difference is that the environment is wrapped in a
-    :class:`~sb3_ben.common.vec_previous_reward.VecPreviousReward` unless it already is, outermost.
+    :class:`~sb3_ben.history.previous_reward.VecPreviousReward` unless it already is, outermost.
     """
     venv = env if isinstance(env, VecEnv) else DummyVecEnv([lambda: env])
     if not isinstance(venv, VecPreviousReward):

@@ -8,8 +8,8 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from sb3_ben.common.vec_previous_reward import previous_reward
 from sb3_ben.envs.world import WorldConfig
+from sb3_ben.history.previous_reward import previous_reward
 
 __all__ = ["Oracle", "OracleState"]
 
@@ -22,7 +22,7 @@ class Oracle(ABC, Generic[ConfigT]):
     """An agent that knows the problem, called like an SB3 model.
 
     Nothing of an episode is kept in the oracle: the history it needs travels in ``state``, as with a recurrent policy. Rewards
-    are read off the observation (see :class:`~sb3_ben.common.vec_previous_reward.VecPreviousReward`);
+    are read off the observation (see :class:`~sb3_ben.history.previous_reward.VecPreviousReward`);
     ``sb3_ben.evaluate_policy`` provides them.
 
     :param config: the arguments of the environment

@@ -19,10 +19,10 @@ from torch import nn
 from torch.nn import functional as F
 from tqdm import tqdm  # type: ignore[import-untyped]
 
-from sb3_ben.common.priors import Prior
 from sb3_ben.envs.search_and_rescue import LISTEN, NO_DOOR, SearchAndRescueConfig, SearchAndRescueVecEnv
 from sb3_ben.oracles.rescue_filter import Door, FilterState, RescueFilter
 from sb3_ben.oracles.rescue_prior import RescueBelief, config_of
+from sb3_ben.priors import Prior
 
 __all__ = [
     "EvidenceNetwork",

@@ -1,13 +1,13 @@
-"""What is known about search and rescue before the first step, as parts of a :class:`~sb3_ben.common.priors.Prior`."""
+"""What is known about search and rescue before the first step, as parts of a :class:`~sb3_ben.priors.Prior`."""
 
 from __future__ import annotations
 
 import numpy as np
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb3_ben.common.priors import BeliefState, Prior, Transitions
 from sb3_ben.envs.search_and_rescue import DIRECTIONS, LISTEN, NO_DOOR, SearchAndRescueConfig, door_cells
 from sb3_ben.oracles.rescue_filter import FilterState, RescueFilter
+from sb3_ben.priors import BeliefState, Prior, Transitions
 
 __all__ = ["RescueBelief", "RescueTransitions", "config_of", "exact_filter"]
 

@@ -1,12 +1,12 @@
-"""What is known about the tiger problem before the first step, as parts of a :class:`~sb3_ben.common.priors.Prior`."""
+"""What is known about the tiger problem before the first step, as parts of a :class:`~sb3_ben.priors.Prior`."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from sb3_ben.common.priors import BeliefState, Outcomes
 from sb3_ben.envs.tiger import LISTEN, OPEN_1, OPEN_2, TigerConfig
 from sb3_ben.oracles.tiger import UNKNOWN, belief_after
+from sb3_ben.priors import BeliefState, Outcomes
 
 __all__ = ["TigerBelief", "TigerModel"]
 

@@ -19,13 +19,13 @@ from typing import Any
 from gymnasium.envs.registration import registry
 
 import sb3_ben
-from sb3_ben.common.extractors import RescueExtractor
+from sb3_ben.envs.extractors import RescueExtractor
 from sb3_ben.zoo import search
 from sb3_ben.zoo.hub import ALGORITHMS, mend_hub
 
 __all__ = ["ALGORITHMS", "config_file", "extend", "register"]
 
-PREVIOUS_REWARD = "sb3_ben.common.vec_previous_reward.VecPreviousReward"
+PREVIOUS_REWARD = "sb3_ben.history.previous_reward.VecPreviousReward"
 #: algorithms that read the previous reward from the observation
 READ_PREVIOUS_REWARD = ("ben",)
 

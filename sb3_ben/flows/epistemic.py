@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, Independent, MultivariateNormal, Normal
 from torch.func import functional_call, vmap
 
-from sb3_ben.common.flows import float_state, standard_normal_log_prob, zuko
+from sb3_ben.flows.base import float_state, standard_normal_log_prob, zuko
 
 __all__ = ["EpistemicFlow", "RowAdam", "StackedEpistemicFlow", "default_prior", "prior_log_prob"]
 

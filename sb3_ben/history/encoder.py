@@ -12,8 +12,8 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
 from torch.nn import functional as F
 
-from sb3_ben.common.buffers import map_observations
 from sb3_ben.common.checks import check
+from sb3_ben.history.samples import map_observations
 
 __all__ = ["RNN_TYPES", "Hidden", "HistoryInput", "HistoryQNetwork", "RandomEncoder", "select_rows"]
 

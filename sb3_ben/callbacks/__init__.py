@@ -3,9 +3,9 @@
 All of them can be named under ``callback:`` in the hyperparameters of rl-zoo3. The first two serve any SB3 algorithm::
 
     callback:
-      - sb3_ben.common.callbacks.EpisodeStatsCallback
-      - sb3_ben.common.callbacks.OracleCallback
-      - sb3_ben.common.callbacks.BeliefCallback:
+      - sb3_ben.callbacks.EpisodeStatsCallback
+      - sb3_ben.callbacks.OracleCallback
+      - sb3_ben.callbacks.BeliefCallback:
           n_steps: 20000
 """
 
@@ -34,14 +34,14 @@ from stable_baselines3.common.logger import Figure, Logger, TensorBoardOutputFor
 from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
-from sb3_ben.common.buffers import NO_ACTION
 from sb3_ben.common.evaluation import evaluate_policy
-from sb3_ben.common.vec_previous_reward import VecPreviousReward, attach_reward, previous_reward
 from sb3_ben.envs.bandit import BanditConfig
 from sb3_ben.envs.deep_sea import DeepSeaConfig
 from sb3_ben.envs.search_and_rescue import SearchAndRescueConfig, door_cells
 from sb3_ben.envs.tiger import TigerConfig
 from sb3_ben.envs.world import World, WorldConfig
+from sb3_ben.history.previous_reward import VecPreviousReward, attach_reward, previous_reward
+from sb3_ben.history.samples import NO_ACTION
 from sb3_ben.oracles import bandit, tiger
 from sb3_ben.oracles.base import Oracle, OracleState
 from sb3_ben.oracles.rescue_filter import RescueFilter

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sb3_ben.common.flows import float_state, standard_normal_log_prob, zuko
+from sb3_ben.flows.base import float_state, standard_normal_log_prob, zuko
 
 __all__ = ["AleatoricFlow", "ConditionalDensity", "SliceFlow", "Spline", "UncertainWeights"]
 

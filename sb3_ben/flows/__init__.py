@@ -1,0 +1,1 @@
+"""Conditional densities with two uncertainties, in torch and zuko alone."""

@@ -1,0 +1,1 @@
+"""What happened and what is remembered of it."""
