@@ -17,7 +17,7 @@ from stable_baselines3.common.vec_env import VecMonitor
 
 from benchmarks.common import tuned
 from sb3_ben import BEN, VecPreviousReward, make_vec
-from sb3_ben.ben.policies import Encoding
+from sb3_ben.ben.learning import FlowOperator, bellman_samples
 from sb3_ben.history.samples import HistoryReplaySamples
 
 ENV_ID = "Tiger-v0"
@@ -110,23 +110,17 @@ def update_parts(batch_size: int = 32, sequence_length: int = 32) -> None:
     )
     model.learn(16 * 256)
     model.train(2, batch_size)
-    policy, histories = model.policy, model._replay(batch_size)
-
-    def encode() -> Encoding:
-        inputs = (histories.observations, histories.previous_actions, histories.previous_rewards)
-        return Encoding(*(part[:-1] for part in policy.encode(*inputs)[0]))
-
-    encoding = encode()
-    q_values = policy.encode(histories.observations, histories.previous_actions, histories.previous_rewards)[0].q_values
-    b = model._bellman_samples(histories, q_values)
-    encoded = model._arrange(histories, encoding, b)
-    estimate = model._negative_elbo(encoded)
+    policy, histories, operator = model.policy, model.replay(batch_size), model.operator
+    assert isinstance(operator, FlowOperator)
+    encoding = policy.encode(histories.observed).encoding
+    batch = operator.evaluate(histories, model.rule, model.n_total)
+    estimate = operator.estimate(batch)
     parts = {
-        "replay": best_ms(lambda: model._replay(batch_size)),
-        "recurrent pass": best_ms(encode),
-        "target pass, Bellman samples": best_ms(lambda: model._bellman_samples(histories, q_values)),
-        "flows: density and moments": best_ms(lambda: model._negative_elbo(encoded)),
-        "MSBBE": best_ms(lambda: model._msbbe(encoded, estimate)),
+        "replay": best_ms(lambda: model.replay(batch_size)),
+        "recurrent pass": best_ms(lambda: policy.encode(histories.observed)),
+        "target pass, Bellman samples": best_ms(lambda: bellman_samples(policy, histories, encoding, model.rule)),
+        "flows: density and moments": best_ms(lambda: operator.estimate(batch)),
+        "MSBBE": best_ms(lambda: operator.msbbe(batch, estimate)),
     }
     whole, bare = best_ms(lambda: model.train(1, batch_size)), best_ms(lambda: bare_passes(model, histories))
     parts["gradients, optimisers, logs"] = whole - sum(parts.values())

@@ -97,7 +97,7 @@ def make_agent(seed: int, args: argparse.Namespace) -> BEN:
 @th.no_grad()
 def values_of(agent: BEN, histories: HistoryReplaySamples) -> np.ndarray:
     """Q(h_t, .) along a history, in the units of rewards."""
-    encoding, _ = agent.policy.encode(histories.observations, histories.previous_actions, histories.previous_rewards)
+    encoding = agent.policy.encode(histories.observed).encoding
     return agent.policy.bellman_units.unstandardize(encoding.q_values[:-1, 0]).numpy()
 
 
@@ -110,8 +110,8 @@ def live(agent: BEN, n_updates: int, seed: int, n_imagined: int) -> np.ndarray:
         history.see(observation)
         for _ in range(n_updates):
             histories = history.samples()
-            agent._update(join_histories(histories, agent.simulated.sample(n_imagined)) if n_imagined else histories)
-            agent._follow_target()
+            agent.update(join_histories(histories, agent.simulated.sample(n_imagined)) if n_imagined else histories)
+            agent.follow_target()
         action = int(values_of(agent, history.samples())[-1].argmax())
         observations, rewards, _, _ = env.step(np.array([action]))
         history.act(action, float(rewards[0]))

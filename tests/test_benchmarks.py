@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
 import re
@@ -10,7 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -28,7 +30,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
 
 from benchmarks import tuning
 from benchmarks.__main__ import PAGE, RESULTS, main
-from benchmarks.harness import claims, priors, records, report, running, statistics, training
+from benchmarks.harness import archives, claims, priors, records, report, running, statistics, store, training
 from benchmarks.harness.experiment import (
     EVALUATION_SEED,
     FIRST_TEST_SEED,
@@ -39,6 +41,7 @@ from benchmarks.harness.experiment import (
     Agent,
     Claim,
     Job,
+    digest_of,
     load,
     load_all,
 )
@@ -82,10 +85,10 @@ def test_killed_job_goes_on_exactly(agent: str, tmp_path: Path, monkeypatch: pyt
         patch.setattr(training, "save_checkpoint", save_and_die)
         with pytest.raises(KeyboardInterrupt):
             run_job(job, broken)
-    assert records.find(job, broken.results) is None
+    assert store.find(job, broken.results) is None
     np.random.seed(1)  # whatever happens in the meantime
     assert run_job(job, broken) is None
-    one, other = (records.find(job, places.results) for places in (whole, broken))
+    one, other = (store.find(job, places.results) for places in (whole, broken))
     assert one is not None
     assert other is not None
     assert (one.meta["n_resumed"], other.meta["n_resumed"]) == (0, 1)
@@ -98,9 +101,9 @@ def test_two_runs_do_not_share_a_job(tmp_path: Path) -> None:
         error = run_job(job, places)
         assert error is not None
         assert "another process is at work" in error
-        assert records.find(job, places.results) is None
+        assert store.find(job, places.results) is None
     assert run_job(job, places) is None
-    assert records.find(job, places.results) is not None
+    assert store.find(job, places.results) is not None
     assert not places.of(job).exists()
 
 
@@ -111,7 +114,7 @@ def test_worlds_in_array_operations_are_those_of_the_zoo(tmp_path: Path, monkeyp
     assert run_job(job, fast) is None
     monkeypatch.setattr(training, "vectorized", DummyVecEnv)
     assert run_job(job, slow) is None
-    one, other = (records.find(job, places.results) for places in (fast, slow))
+    one, other = (store.find(job, places.results) for places in (fast, slow))
     assert one is not None
     assert other is not None
     assert same(one, other)
@@ -144,7 +147,7 @@ def test_damaged_checkpoint_is_given_up(tmp_path: Path) -> None:
     checkpoint.mkdir(parents=True)
     (checkpoint / "model.zip").write_bytes(b"half of")
     assert run_job(job, places) is None
-    record = records.find(job, places.results)
+    record = store.find(job, places.results)
     assert record is not None
     assert record.meta["n_resumed"] == 0
 
@@ -167,7 +170,7 @@ def test_weak_prior_follows_the_seed(tmp_path: Path) -> None:
     found = []
     for name in ("first", "again"):
         assert run_job(job, Places(tmp_path / name, tmp_path / f"{name}-work")) is None
-        record = records.find(job, tmp_path / name)
+        record = store.find(job, tmp_path / name)
         assert record is not None
         found.append(record)
     assert same(*found)
@@ -185,7 +188,7 @@ def test_job_of_a_killed_worker_is_repeated(backend: str, tmp_path: Path) -> Non
     assert running.run(jobs, places, n_jobs=2, name=backend) == []
     killer.join()
     assert killed
-    found = [records.find(job, places.results) for job in jobs]
+    found = [store.find(job, places.results) for job in jobs]
     assert None not in found
     assert found[0] is not None
     assert found[0].meta["n_resumed"] >= 1
@@ -217,7 +220,7 @@ def test_isolated_jobs_have_processes_of_their_own(tmp_path: Path) -> None:
     job = job_of("BEN without flows", steps=160)
     job = dataclasses.replace(job, experiment=dataclasses.replace(job.experiment, isolated=True))
     assert running.run([job], Places(tmp_path / "results", tmp_path / "work")) == []
-    record = records.find(job, tmp_path / "results")
+    record = store.find(job, tmp_path / "results")
     assert record is not None
     assert record.meta["memory_mb"] > 1  # which it would not be in a process that has done the like before
 
@@ -232,13 +235,15 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     arguments = ("run", "all", "--smoke", "--results", str(folder / "results"), "--work", str(folder / "work"))
     assert main(arguments) == 0
     assert not [path for path in (folder / "work").rglob("*") if path.is_file()]
+    files = {path.name for path in (folder / "results").iterdir()}
+    assert files == {store.LOCK, *(f"{name}{archives.ARCHIVE}" for name in EXPERIMENTS)}
     return folder / "results"
 
 
 def test_every_experiment_has_all_its_results(results: Path) -> None:
     for experiment in EXPERIMENTS.values():
         for job in experiment.jobs():
-            record = records.find(job, results)
+            record = store.find(job, results)
             assert record is not None, job.name
             assert len(record.arrays["eval_return"]) == experiment.evaluation.episodes
             if job.seed is not None:
@@ -261,7 +266,7 @@ def test_agents_meet_the_same_worlds(results: Path) -> None:
     found = statistics.collect(EXPERIMENTS["rescue_noise"], results)
     assert [result.environment for result in found] == ["sigma 0.1", "sigma 0.3", "sigma 1.0"]
     job = next(job for job in EXPERIMENTS["tiger_learned"].jobs() if job.agent == "Bayes-optimal")
-    first, again = records.find(job, results), training.measure_reference(job)
+    first, again = store.find(job, results), training.measure_reference(job)
     assert first is not None
     assert np.array_equal(first.arrays["eval_return"], again.arrays["eval_return"])
     manager = training.Manager(job_of("RecurrentPPO", 160), results / "scratch", None)
@@ -492,10 +497,176 @@ def test_records_are_small_and_exact(tmp_path: Path) -> None:
 
 def test_damaged_record_counts_as_missing(tmp_path: Path) -> None:
     job = job_of("BEN", 160)
-    path = records.path_of(job, tmp_path)
+    path = store.path_of(job, tmp_path)
     path.parent.mkdir(parents=True)
     path.write_bytes(b"")
-    assert records.find(job, tmp_path) is None
+    assert store.find(job, tmp_path) is None
+    store.fold(tmp_path)
+    assert running.missing([job], tmp_path) == [job]
+    store.keep(records.Record({}), job, tmp_path)  # it is run again
+    store.fold(tmp_path)
+    assert running.missing([job], tmp_path) == []
+    assert not path.parent.exists()
+
+
+def test_records_in_one_file_are_what_they_were(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    steps = np.sort(rng.integers(1000, size=500))
+    ends: dict[str, np.ndarray] = {"train_step": steps, "train_return": rng.integers(-500, 99, 500), "train_wins": steps % 7}
+    curve = {"curve_step": np.array([0, 99]), "curve_return": rng.normal(size=(2, 3))}
+    odd = {
+        "metric_ms": np.array(0.1),
+        "metric_nan": np.array(np.nan),
+        "metric_none": np.array([]),
+        "eval_return": np.array([2**40]),
+    }
+    arrays = {"a/b/c/1-x": ends | curve, "a/b/c/2-x": {"train_step": steps[:9], "train_return": np.arange(9) / 3} | odd, "d": {}}
+    found = {key: records.Record({"digest": key, "times": {"cpu": 0.1}}, some) for key, some in arrays.items()}
+    path = tmp_path / "all"
+    archives.write(path, found)
+    content = path.read_bytes()
+    archives.write(path, dict(reversed(found.items())))
+    assert path.read_bytes() == content
+    assert archives.read_keys(path) == sorted(found)
+    for key, record in archives.read(path).items():
+        records.write(tmp_path / "one", found[key])
+        alone = records.read(tmp_path / "one")
+        assert record.meta == alone.meta
+        assert list(record.arrays) == list(alone.arrays)
+        for name, array in record.arrays.items():
+            assert (array.dtype, array.shape) == (alone.arrays[name].dtype, alone.arrays[name].shape)
+            assert np.array_equal(array, alone.arrays[name], equal_nan=True)
+
+
+def keep_fakes(jobs: Iterable[Job], results: Path) -> None:
+    """Write records that tell whose they are."""
+    for job in jobs:
+        store.keep(fake([0], job=job.name), job, results)
+
+
+def test_who_looks_for_a_record_reads_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = EXPERIMENTS["tiger_learned"].jobs()
+    keep_fakes(jobs, tmp_path)
+    store.fold(tmp_path)
+    monkeypatch.setattr(archives, "read", None)
+    assert running.missing(jobs, tmp_path) == []
+    places = Places(tmp_path, tmp_path / "work")
+    assert [running.share_done(job, places) for job in jobs] == [1.0] * len(jobs)
+
+
+def test_folding_replaces_what_is_outdated_and_drops_what_is_gone(tmp_path: Path) -> None:
+    experiment = load_all()["tiger_learned"]
+    jobs = [job for job in experiment.jobs() if job.seed in (100, 101)]
+    old = [dataclasses.replace(job, experiment=dataclasses.replace(experiment, steps=7)) for job in jobs]
+    more = Job(dataclasses.replace(experiment, steps=7), "Tiger", "BEN", 999)  # as of `run --seeds`
+    gone = Job(dataclasses.replace(experiment, agents={"gone": Agent("ben", {"tau": 0.5})}), "Tiger", "gone", 100)
+    renamed = Job(dataclasses.replace(experiment, agents={"renamed": experiment.agents["BEN"]}), "Tiger", "renamed", 105)
+    unknown = dataclasses.replace(gone, experiment=dataclasses.replace(gone.experiment, name="unknown"))
+    keep_fakes([*old, more, gone, renamed, unknown], tmp_path)
+    store.fold(tmp_path)
+    assert set(store.keys(tmp_path)) == set(map(store.key_of, [*old, more, renamed, unknown]))
+    keep_fakes(jobs[1:], tmp_path)
+    store.fold(tmp_path)
+    assert set(store.keys(tmp_path)) == set(map(store.key_of, [old[0], *jobs[1:], more, renamed, unknown]))
+
+
+def test_the_newer_of_two_single_records_is_kept(tmp_path: Path) -> None:
+    job = job_of("BEN", 160)
+    first = dataclasses.replace(job, experiment=dataclasses.replace(job.experiment, steps=161))
+    keep_fakes([first, job], tmp_path)
+    os.utime(store.path_of(first, tmp_path), (1, 1))
+    store.fold(tmp_path)
+    assert store.keys(tmp_path) == [store.key_of(job)]
+
+
+def test_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
+    """Threads here, whose locks are as much of each other's as those of processes."""
+    experiment = dataclasses.replace(EXPERIMENTS["tiger_learned"], seeds=8)
+    jobs = [job for job in experiment.jobs() if job.seed is not None]
+
+    def write(some: Sequence[Job]) -> None:
+        for job in some:
+            keep_fakes([job], tmp_path)
+            assert store.has(job, tmp_path)
+            store.fold(tmp_path)
+            assert store.has(job, tmp_path)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, (jobs[i::4] for i in range(4))))
+    found = [store.find(job, tmp_path) for job in jobs]
+    assert [record and record.meta["job"] for record in found] == [job.name for job in jobs]
+    assert {path.name for path in tmp_path.iterdir()} == {store.LOCK, "tiger_learned.npy.xz"}
+
+
+def test_killed_while_folding_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = EXPERIMENTS["tiger_learned"].jobs()
+
+    def die(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    for where in ("_write", "_remove"):  # before and after the records are in the one file
+        keep_fakes(jobs, tmp_path)
+        with monkeypatch.context() as patch:
+            patch.setattr(store, where, die)
+            with pytest.raises(KeyboardInterrupt):
+                store.fold(tmp_path)
+        assert running.missing(jobs, tmp_path) == []
+        store.fold(tmp_path)
+        assert set(store.keys(tmp_path)) == set(map(store.key_of, jobs))
+        assert not list(tmp_path.rglob(f"*{records.SUFFIX}"))
+
+
+@pytest.mark.parametrize("damage", [lambda x: b"", lambda x: x[:20], lambda x: x[:-20], lambda x: x[:-40] + b"." + x[-39:]])
+def test_damaged_file_of_an_experiment_is_not_written_over(damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    jobs = EXPERIMENTS["tiger_learned"].jobs()
+    keep_fakes(jobs[:-1], tmp_path)
+    store.fold(tmp_path)
+    path = store.archive_of("tiger_learned", tmp_path)
+    path.write_bytes(damaged := damage(path.read_bytes()))
+    keep_fakes(jobs[-1:], tmp_path)
+    with pytest.raises(ValueError, match="is damaged"):
+        store.fold(tmp_path)
+    assert path.read_bytes() == damaged
+    assert store.path_of(jobs[-1], tmp_path).exists()
+    with pytest.raises(ValueError, match="is damaged"):
+        store.find(jobs[0], tmp_path)
+
+
+def test_interrupted_run_leaves_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(todo: Sequence[Job], *args: Any) -> list[str]:
+        keep_fakes(todo[:2], tmp_path)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "run", interrupted)
+    keep_fakes(jobs := EXPERIMENTS["tiger_learned"].jobs()[:1], tmp_path)  # of a run that could not even do that
+    assert main(("run", "tiger_learned", "--smoke", "--results", str(tmp_path))) == 130
+    assert len(store.keys(tmp_path)) == 3
+    assert running.missing(jobs, tmp_path) == []
+    assert {path.name for path in tmp_path.iterdir()} == {store.LOCK, "tiger_learned.npy.xz"}
+
+
+def test_records_that_are_forgotten_are_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    jobs = EXPERIMENTS["tiger_learned"].jobs()
+    keep_fakes(jobs, tmp_path)
+    store.fold(tmp_path)
+    keep_fakes(jobs[-1:], tmp_path)
+    arguments = ("forget", "tiger_learned", "--smoke", "--results", str(tmp_path), "--agents", jobs[-1].agent)
+    assert main(arguments) == 0
+    assert "1 records removed" in capsys.readouterr().out
+    assert running.missing(jobs, tmp_path) == jobs[-1:]
+    assert main(arguments[:-2]) == 0
+    assert running.missing(jobs, tmp_path) == jobs
+    assert store.keys(tmp_path) == []
+
+
+def test_fingerprints_do_not_tell_where_things_are() -> None:
+    job = job_of("RecurrentPPO", 160)
+    moved = copy.deepcopy(job.configuration())
+    (wrapper,) = moved["hyperparams"]["env_wrapper"]
+    moved["hyperparams"]["env_wrapper"] = [{"sb3_ben.elsewhere.PreviousActionReward": next(iter(wrapper.values()))}]
+    assert digest_of(moved) == job.digest()
+    moved["hyperparams"]["env_wrapper"] = [{"sb3_ben.history.wrappers.Another": next(iter(wrapper.values()))}]
+    assert digest_of(moved) != job.digest()
 
 
 def test_jobs_that_differ_in_their_labels_alone_share_a_record(tmp_path: Path) -> None:
@@ -503,21 +674,28 @@ def test_jobs_that_differ_in_their_labels_alone_share_a_record(tmp_path: Path) -
     experiment = dataclasses.replace(job.experiment, name="another", agents={"the same": job.experiment.agents["BEN"]})
     same = dataclasses.replace(job, experiment=experiment, agent="the same")
     assert running.missing([job, same, longer], tmp_path) == [job, longer]
-    records.write(records.path_of(job, tmp_path), records.Record({"found": 1}))
-    found = records.find(same, tmp_path)
+    records.write(store.path_of(job, tmp_path), records.Record({"found": 1}))
+    found = store.find(same, tmp_path)
     assert found is not None
     assert found.meta == {"found": 1}
     assert running.missing([job, same, longer], tmp_path) == [longer]
-    assert records.outdated(longer, tmp_path) == [records.path_of(job, tmp_path)]
-    assert records.outdated(same, tmp_path) == []
+    assert store.outdated(longer, tmp_path) == [store.key_of(job)]
+    assert store.outdated(same, tmp_path) == []
+    store.fold(tmp_path)
+    assert store.find(same, tmp_path) is not None
+    assert running.missing([job, same, longer], tmp_path) == [longer]
+    assert store.outdated(longer, tmp_path) == [store.key_of(job)]
 
 
 def test_records_that_other_experiments_need_are_not_outdated(tmp_path: Path) -> None:
     experiment = load_all()["tiger_learned"]
     job = next(job for job in experiment.jobs() if job.agent == "BEN")
     changed = dataclasses.replace(job, experiment=dataclasses.replace(experiment, steps=7))
-    records.write(records.path_of(job, tmp_path), records.Record({}))
-    assert records.outdated(changed, tmp_path) == []
+    records.write(store.path_of(job, tmp_path), records.Record({}))
+    assert store.outdated(changed, tmp_path) == []
+    store.keep(records.Record({}), changed, tmp_path)
+    store.fold(tmp_path)
+    assert store.keys(tmp_path) == sorted(map(store.key_of, (job, changed)))
 
 
 def test_learned_beliefs_are_learned_once_for_a_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -566,7 +744,7 @@ def test_failing_job_is_reported_and_leaves_no_record(tmp_path: Path) -> None:
     error = run_job(job, Places(tmp_path / "results", tmp_path / "work"))
     assert error is not None
     assert "`tau` must lie between 0 and 1" in error
-    assert records.find(job, tmp_path / "results") is None
+    assert store.find(job, tmp_path / "results") is None
 
 
 @pytest.mark.parametrize(
@@ -665,6 +843,20 @@ def test_smoke_versions_change_priors_and_add_none() -> None:
     assert "prior" not in agents["RecurrentPPO"].hyperparams
 
 
+def test_variants_of_the_paper_have_the_hyperparameters_of_ben(tmp_path: Path) -> None:
+    from sb3_ben.ben.paper import PaperBEN
+
+    jobs = {job.agent: job for job in EXPERIMENTS["objectives"].jobs() if job.seed is not None}
+    paper, ben = jobs["ELBO as printed"], jobs["BEN"]
+    assert paper.zoo_entry() == ben.zoo_entry()
+    assert paper.cpu_seconds == ben.cpu_seconds
+    assert paper.hyperparams() == ben.hyperparams() | {"elbo": "paper", "msbbe": "semi", "belief_scope": "run"}
+    setup = training.Manager(paper, tmp_path, None).setup_experiment()
+    assert setup is not None
+    assert type(setup[0]) is PaperBEN
+    assert setup[0].gamma == ben.zoo_entry()["gamma"]
+
+
 def tune(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, trials: Path, *arguments: str) -> list[str]:
     """The lines that a small call of benchmarks.tuning prints."""
     small = ["--algo", "bootdqn", "--env", "Tiger-v0", "--steps", "256", "--episodes", "8", "--trials", str(trials)]
@@ -701,7 +893,7 @@ def test_random_search_draws_the_same_options_again_and_none_twice() -> None:
 def test_published_results_belong_to_the_experiments() -> None:
     """Raw files of experiments that have been renamed or of agents that are gone would be dead weight."""
     known = {job.digest() for experiment in load_all().values() for job in experiment.jobs()}
-    assert {records.fingerprint(path) for path in RESULTS.rglob("*.xz")} <= known
+    assert {store.fingerprint(key) for key in store.keys(RESULTS)} <= known
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/algorithm.md"])

@@ -9,6 +9,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecNormalize
 
+from sb3_ben.ben.paper import EpisodeReplayBuffer
 from sb3_ben.envs import make_vec
 from sb3_ben.history.replay import HistoryReplayBuffer
 
@@ -160,7 +161,7 @@ def test_burn_in_holds_for_the_oldest_step_of_an_episode_that_began_before_it() 
 
 
 def test_running_episodes() -> None:
-    buffer = HistoryReplayBuffer(1000, BOX, ACTIONS, "cpu", n_envs=3, sequence_length=6)
+    buffer = EpisodeReplayBuffer(1000, BOX, ACTIONS, "cpu", n_envs=3, sequence_length=6)
     recorder = Recorder(buffer, BOX)
     recorder.run(40, p_end=0.1)
     recorder.interrupt()
@@ -256,7 +257,7 @@ def test_bad_sequence_length() -> None:
 
 
 def test_action_spaces_that_start_elsewhere() -> None:
-    buffer = HistoryReplayBuffer(10, BOX, spaces.Discrete(3, start=5), "cpu")
+    buffer = EpisodeReplayBuffer(10, BOX, spaces.Discrete(3, start=5), "cpu")
     row = np.zeros((1, 3), dtype=np.float32)
     for _ in range(2):
         buffer.add(row, row, np.array([6]), np.zeros(1), np.zeros(1), [{}])

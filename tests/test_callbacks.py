@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import random
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
+from gymnasium import spaces
+from matplotlib.figure import Figure
 from PIL import Image
 from rl_zoo3.utils import get_callback_list
 from sb3_contrib import RecurrentPPO
 from stable_baselines3 import DQN, PPO
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import VecEnv, VecMonitor, VecNormalize
+from stable_baselines3.common.envs import FakeImageEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecMonitor, VecNormalize
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 
 from sb3_ben import BEN, callbacks, make_vec
 from sb3_ben.callbacks import BeliefCallback, EpisodeStatsCallback, OracleCallback, oracle_statistics, untouched_rng
+from sb3_ben.callbacks.worlds import before_doors, door_values, own_figures
 from sb3_ben.envs.search_and_rescue import SearchAndRescueConfig
 from sb3_ben.envs.tiger import LISTEN, TigerConfig
 from sb3_ben.history.previous_reward import VecPreviousReward, attach_reward
 from sb3_ben.history.wrappers import PreviousActionReward
 from sb3_ben.oracles import tiger
 from sb3_ben.oracles.search_and_rescue import BeliefAgent
+from sb3_ben.oracles.tiger_prior import TigerModel
+from sb3_ben.priors import Prior
 
 TINY: dict[str, Any] = {
     "learning_starts": 16,
@@ -35,7 +44,7 @@ TINY: dict[str, Any] = {
     "sequence_length": 5,
     "buffer_size": 500,
     "n_phi_samples": 2,
-    "policy_kwargs": {"net_arch": [8], "rnn_hidden_size": 8, "phi_dim": 6, "aleatoric_hidden_size": 8, "aleatoric_bins": 4},
+    "policy_kwargs": {"net_arch": [8], "rnn_hidden_size": 8, "phi_dim": 6},
     "seed": 0,
 }
 RESCUE = {"horizon": 6, "grid_size": 3, "n_victims": 1, "n_hazards": 1}
@@ -194,7 +203,7 @@ def test_pictures_of_an_agent_with_a_belief(tmp_path: Path) -> None:
     model = tiny(venv, tmp_path, prior="sb3_ben.oracles.rescue_prior.exact_filter").learn(40, callback=callback)
     assert "belief/doors" in events_of(tmp_path).Tags()["images"]
     for moment in callback.play():
-        observations, state, _ = callback.before_doors(moment)
+        observations, state, _ = before_doors(callback.config, model, moment)
         _, after = model.predict(observations, state, deterministic=True)
         assert after is not None
         entry = model.policy._n_hidden + 4  # what the filter thinks of each door
@@ -217,17 +226,115 @@ def test_pictures_of_a_foreign_environment(tmp_path: Path) -> None:
     assert sorted(events_of(tmp_path).Tags()["images"]) == ["belief/density", "belief/episode", "belief/spread"]
 
 
+class Plain(gym.Env):
+    """An environment with all that gymnasium lets it do without: it draws nothing, its actions are 5 and 6, and what it calls
+    its world is none of ours."""
+
+    observation_space = spaces.Box(0, 1, (1,))
+    action_space = spaces.Discrete(2, start=5)
+    world = "round"
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.step_count = 0
+        return np.zeros(1, dtype=np.float32), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.step_count += 1
+        return np.full(1, self.step_count / 4, dtype=np.float32), float(action == 6), self.step_count == 4, False, {}
+
+
+gym.register("Plain-v0", entry_point=lambda **kwargs: Plain(**kwargs))
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_pictures_of_an_environment_that_draws_nothing(is_given: bool, tmp_path: Path) -> None:
+    callback = BeliefCallback(n_steps=20, n_samples=8, eval_env=DummyVecEnv([Plain]) if is_given else None)
+    model = tiny(DummyVecEnv([lambda: gym.make("Plain-v0")]), tmp_path).learn(20, callback=[callback, OracleCallback()])
+    assert sorted(events_of(tmp_path).Tags()["images"]) == ["belief/density", "belief/spread"]
+    first = callback.play()[0]
+    assert model.predict(first.observation, deterministic=True)[0] == 5 + first.action
+
+
+def test_pictures_of_an_environment_of_images(tmp_path: Path) -> None:
+    """SB3 puts the channels of images first; whoever gives an environment like that of training need not know it."""
+    venv, like = (DummyVecEnv([lambda: FakeImageEnv(screen_height=36, screen_width=36, n_channels=1)]) for _ in range(2))
+    small = {**TINY, "policy_kwargs": {"rnn_hidden_size": 8, "phi_dim": 6}}
+    model = BEN("CnnLstmPolicy", venv, tensorboard_log=str(tmp_path), **small)
+    model.learn(10, callback=BeliefCallback(n_steps=10, n_samples=8, eval_env=like))
+    assert sorted(events_of(tmp_path).Tags()["images"]) == ["belief/density", "belief/spread"]
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnConfig(TigerConfig):
+    """A world that wants a picture of its own."""
+
+
+@own_figures.register(OwnConfig)
+def _(config: OwnConfig, model: BEN, moments: list[Any], n_samples: int) -> dict[str, Figure]:
+    return {"own": Figure()}
+
+
+def test_a_world_registers_its_pictures(tmp_path: Path) -> None:
+    venv = make_vec("Tiger-v0", 1, seed=0)
+    venv.world.config = OwnConfig()
+    tiny("Tiger-v0", tmp_path).learn(20, callback=BeliefCallback(n_steps=20, n_samples=8, eval_env=venv))
+    assert sorted(events_of(tmp_path).Tags()["images"]) == ["belief/density", "belief/own", "belief/spread"]
+
+
+# ---------------------------------------------------------------------- models without a distribution of b
+
+WITHOUT: dict[str, Callable[[], dict[str, Any]]] = {
+    "exact model": lambda: {"prior": Prior(model=TigerModel())},
+    "point": lambda: {"bellman": "point"},
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_without_a_distribution_training_goes_on_without_pictures(name: str, tmp_path: Path) -> None:
+    models: list[BEN] = []
+    callback = BeliefCallback(n_steps=20)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for watched in (None, callback):
+            model = tiny(make_vec("Tiger-v0", 2, seed=0), tmp_path / str(len(models)), **WITHOUT[name]())
+            model.learn(48, callback=watched)
+            models.append(model.learn(48, callback=watched, reset_num_timesteps=False))
+    assert ["draws no pictures" in str(warning.message) for warning in caught].count(True) == 1
+    assert [model.num_timesteps for model in models] == [96, 96]
+    assert events_of(tmp_path / "1").Tags()["images"] == []
+    plain, not_drawn = (model.policy.state_dict() for model in models)
+    for key, value in plain.items():
+        assert th.equal(value, not_drawn[key]), key
+
+
+def test_the_same_callback_draws_where_there_is_a_distribution(tmp_path: Path) -> None:
+    callback = BeliefCallback(n_steps=20, n_samples=8, max_frames=1)
+    with pytest.warns(UserWarning, match="draws no pictures"):
+        tiny("Tiger-v0", bellman="point").learn(4, callback=callback)
+    tiny("Tiger-v0", tmp_path).learn(20, callback=callback)
+    assert "belief/density" in events_of(tmp_path).Tags()["images"]
+
+
+def test_pictures_go_on_when_training_does(tmp_path: Path) -> None:
+    model, callback = tiny(make_vec("Tiger-v0", 2, seed=0), tmp_path), BeliefCallback(n_steps=25, n_samples=8, max_frames=1)
+    model.learn(30, callback=callback)
+    model.learn(30, callback=callback, reset_num_timesteps=False)
+    assert [event.step for event in events_of(tmp_path).Images("belief/density")] == [26, 50]
+    assert sorted(path.name for path in tmp_path.rglob("*.gif")) == ["26.gif", "50.gif"]
+
+
 def test_what_cannot_be_drawn_is_refused() -> None:
     with pytest.raises(ValueError, match="PPO has none"):
         PPO("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8).learn(8, callback=BeliefCallback())
-    with pytest.raises(ValueError, match="point"):
-        tiny("Tiger-v0", bellman="point").learn(1, callback=BeliefCallback())
     with pytest.raises(ValueError, match="eval_env"):
         tiny(make_vec_env("Tiger-v0", wrapper_class=PreviousActionReward)).learn(1, callback=BeliefCallback())
     with pytest.raises(ValueError, match="single"):
         tiny("Tiger-v0").learn(1, callback=BeliefCallback(eval_env=make_vec("Tiger-v0", 2)))
     with pytest.raises(ValueError, match="n_steps"):
         BeliefCallback(n_steps=0)
+    with pytest.raises(ValueError, match="n_samples"):
+        BeliefCallback(n_samples=0)
 
 
 def test_the_exact_belief_of_the_tiger_follows_whoever_acts() -> None:
@@ -266,7 +373,7 @@ def test_the_value_of_a_door_is_that_of_opening_it_from_before_it() -> None:
     callback.init_callback(tiny(make_vec("SearchAndRescue-v0", 2, **kwargs)).learn(40))
     for moment in callback.play():
         with untouched_rng(0):
-            values = callback.door_values(moment)
+            values = door_values(callback.config, callback.model, moment, callback.n_samples)
         observation: Any = attach_reward(np.asarray(moment.observation), np.zeros(1))
         state = callback.model.policy.with_actions(moment.state, np.array([-1]))
         with untouched_rng(0):

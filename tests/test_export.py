@@ -26,13 +26,13 @@ def play(model: BEN, env_id: str, step: Any, n_envs: int = 3, n_steps: int = 8) 
     for _ in range(n_steps):
         with th.no_grad():
             rewards = th.as_tensor(reward)
-            encoding, hidden = model.policy.step(th.as_tensor(observation), memory, rewards, th.zeros(n_envs, dtype=th.bool))
-        expected = model.policy.bellman_units.unstandardize(encoding.q_values).numpy()
+            now = model.policy.step(th.as_tensor(observation), memory, rewards, th.zeros(n_envs, dtype=th.bool))
+        expected = model.policy.bellman_units.unstandardize(now.encoding.q_values).numpy()
         action, values, *state = step(observation, action, reward, *state)
         assert np.allclose(values, expected, rtol=1e-4, atol=1e-4)
         assert np.array_equal(action, expected.argmax(axis=-1))
         assert len(state) == n_state
-        memory = memory._replace(hidden=hidden, actions=th.as_tensor(action))
+        memory = memory._replace(hidden=now.hidden, actions=th.as_tensor(action))
         observation, reward, _, _ = venv.step(np.asarray(action))
 
 

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, Independent, Laplace, MultivariateNormal, Normal
 
-from sb3_ben.ben.objectives import PAPER_BASE_PRECISION, negative_elbo, total_variance
-from sb3_ben.flows.aleatoric import AleatoricFlow, ConditionalDensity, SliceFlow, Spline, UncertainWeights
-from sb3_ben.flows.epistemic import EpistemicFlow, RowAdam, StackedEpistemicFlow, default_prior, prior_log_prob
+from sb3_ben.ben.objectives import negative_elbo, total_variance
+from sb3_ben.ben.paper import SliceFlow, StackedEpistemicFlow
+from sb3_ben.flows.aleatoric import AleatoricFlow, ConditionalDensity, UncertainWeights
+from sb3_ben.flows.epistemic import EpistemicFlow, MeanField, default_prior, make_epistemic_flow, prior_log_prob
+from sb3_ben.flows.spline import Spline
 
 CONTEXT_DIM, PHI_DIM = 6, 8
 
@@ -31,8 +33,8 @@ def shaken(module: nn.Module, scale: float) -> None:
             parameter.add_(scale * torch.randn_like(parameter))
 
 
-def random_flow(n_layers: int = 1, scale: float = 0.2) -> AleatoricFlow:
-    flow = AleatoricFlow(CONTEXT_DIM, PHI_DIM, hidden_size=16, n_layers=n_layers).double()
+def random_flow(scale: float = 0.2) -> AleatoricFlow:
+    flow = AleatoricFlow(CONTEXT_DIM, PHI_DIM, hidden_size=16).double()
     shaken(flow, scale)
     return flow
 
@@ -47,10 +49,9 @@ def dense_density(flow: AleatoricFlow, context: Tensor, phi: Tensor, n: int = 40
     return b, flow.log_prob(b, context.expand(n, -1), phi).exp()[0]
 
 
-@pytest.mark.parametrize("n_layers", [1, 2, 4])
 @torch.no_grad()
-def test_density_integrates_to_one_and_moments_match_it(n_layers: int) -> None:
-    flow = random_flow(n_layers)
+def test_density_integrates_to_one_and_moments_match_it() -> None:
+    flow = random_flow()
     context, phi = random_inputs(2, 2)
     mean, variance = flow.moments(context, phi)
     for i in range(2):
@@ -63,13 +64,12 @@ def test_density_integrates_to_one_and_moments_match_it(n_layers: int) -> None:
             assert variance[j, i] == pytest.approx(float(spread), rel=1e-3)
 
 
-@pytest.mark.parametrize("n_layers", [1, 2])
-def test_density_and_moments_at_once(n_layers: int) -> None:
-    flow = random_flow(n_layers)
+def test_density_and_moments_at_once() -> None:
+    flow = random_flow()
     context, phi = random_inputs()
     b = torch.randn(context.shape[0]).double()
-    log_prob, moments = flow.log_prob_and_moments(b, context, phi, 2.0)
-    assert torch.equal(log_prob, flow.log_prob(b, context, phi, 2.0))
+    log_prob, moments = flow.log_prob_and_moments(b, context, phi)
+    assert torch.equal(log_prob, flow.log_prob(b, context, phi))
     assert all(torch.equal(one, other) for one, other in zip(moments, flow.moments(context, phi), strict=True))
     assert log_prob.requires_grad
     assert not any(moment.requires_grad for moment in moments)
@@ -86,9 +86,8 @@ def test_tails_of_the_quadrature() -> None:
     assert variance.item() == pytest.approx(1.0, abs=1e-6)
 
 
-@pytest.mark.parametrize("n_layers", [1, 3])
-def test_samples_follow_the_density(n_layers: int) -> None:
-    flow = random_flow(n_layers)
+def test_samples_follow_the_density() -> None:
+    flow = random_flow()
     context, phi = random_inputs()
     mean, variance = flow.moments(context, phi)
     b = flow.sample(context, phi, 20_000)
@@ -108,41 +107,36 @@ def test_spline_inverse(scale: float) -> None:
     assert torch.isfinite(ladj).all()
 
 
-@pytest.mark.parametrize("n_layers", [1, 2])
-def test_gradient_of_the_mean(n_layers: int) -> None:
-    flow = random_flow(n_layers)
+def test_gradient_of_the_mean() -> None:
+    flow = random_flow()
     context, phi = random_inputs(2, 2)
     context.requires_grad_()
     phi.requires_grad_()
     nothing = torch.zeros_like(phi)  # no gradient reaches the context through the random features that phi weighs
-    # stacked layers integrate on a grid that moves with the parameters without carrying a gradient: equal up to quadrature error
-    atol, rtol = (1e-6, 1e-5) if n_layers == 1 else (2e-3, 1e-2)
     b = torch.ones(2).double()
-    assert torch.autograd.gradcheck(lambda c: flow.mean(c, nothing), (context,), atol=atol, rtol=rtol)
-    assert torch.autograd.gradcheck(lambda p: flow.mean(context.detach(), p), (phi,), atol=atol, rtol=rtol)
+    assert torch.autograd.gradcheck(lambda c: flow.mean(c, nothing), (context,), atol=1e-6, rtol=1e-5)
+    assert torch.autograd.gradcheck(lambda p: flow.mean(context.detach(), p), (phi,), atol=1e-6, rtol=1e-5)
     assert torch.autograd.gradcheck(lambda c: flow.log_prob(b, c, nothing), (context,), atol=1e-5)
     assert torch.autograd.gradcheck(lambda p: flow.log_prob(b, context.detach(), p), (phi,), atol=1e-5)
 
 
 def test_random_features_do_not_bend_the_encoding() -> None:
     context, phi = random_inputs(2, 2)
-    shift, tilt = random_flow(1).uncertain(context.requires_grad_(), phi)
+    shift, tilt = random_flow().uncertain(context.requires_grad_(), phi)
     assert not shift.requires_grad
     assert not tilt.requires_grad
 
 
-@pytest.mark.parametrize("flow_class", [AleatoricFlow, SliceFlow])
-def test_batch_dimensions(flow_class: type[AleatoricFlow] | type[SliceFlow]) -> None:
-    flow = flow_class(CONTEXT_DIM, PHI_DIM, hidden_size=16)
+def test_batch_dimensions() -> None:
+    flow = AleatoricFlow(CONTEXT_DIM, PHI_DIM, hidden_size=16)
     shaken(flow, 0.1)
     context, phi, b = torch.randn(4, 5, CONTEXT_DIM), torch.randn(4, 3, PHI_DIM), torch.randn(4, 5)
     assert flow.log_prob(b, context, phi).shape == (4, 3, 5)
     assert flow.mean(context[0], phi).shape == (4, 3, 5)
     assert flow.sample(context, phi[0], 7).shape == (4, 3, 5, 7)
-    if isinstance(flow, AleatoricFlow):
-        for method in (flow.mean, lambda c, p: flow.log_prob(b[0], c, p)):
-            looped = torch.stack([method(c, p) for c, p in zip(context, phi, strict=True)])
-            torch.testing.assert_close(method(context, phi), looped)
+    for method in (flow.mean, lambda c, p: flow.log_prob(b[0], c, p)):
+        looped = torch.stack([method(c, p) for c, p in zip(context, phi, strict=True)])
+        torch.testing.assert_close(method(context, phi), looped)
 
 
 def test_prior_predictive_spread() -> None:
@@ -160,18 +154,10 @@ def test_uncertain_weights_forget_distant_contexts() -> None:
         assert abs(torch.corrcoef(output)[0, 1]) < 0.25
 
 
-def test_printed_density_lacks_the_half() -> None:
-    flow = AleatoricFlow(CONTEXT_DIM, PHI_DIM)
-    b, context, phi = torch.randn(5), torch.randn(5, CONTEXT_DIM), torch.zeros(1, PHI_DIM)
-    difference = flow.log_prob(b, context, phi) - flow.log_prob(b, context, phi, base_precision=PAPER_BASE_PRECISION)
-    torch.testing.assert_close(difference[0], 0.5 * b.square())
-
-
 @pytest.mark.parametrize("raw", [1.0, 30.0, 1e4])
-@pytest.mark.parametrize("n_layers", [1, 2])
-def test_single_precision_is_safe(raw: float, n_layers: int) -> None:
+def test_single_precision_is_safe(raw: float) -> None:
     """Extreme raw parameters, outliers of a thousand standard deviations and constants: finite values and gradients."""
-    flow = AleatoricFlow(CONTEXT_DIM, PHI_DIM, n_layers=n_layers)
+    flow = AleatoricFlow(CONTEXT_DIM, PHI_DIM)
     nn.init.normal_(flow.shape[-1].weight, std=raw)  # type: ignore[arg-type]
     b = torch.tensor([-1e3, -50.0, -5.0, 0.0, 0.0, 1e-6, 5.0, 1e3])
     context = torch.randn(8, CONTEXT_DIM)
@@ -255,27 +241,10 @@ def check_quadrature(flow: AleatoricFlow, context: Tensor) -> None:
     assert abs(mean - torch.trapezoid(b * density, b)) < 1e-3 * variance.sqrt()
 
 
-@torch.no_grad()
-def test_slice_flow_is_a_lower_bound() -> None:
-    """With one layer b is, given the first noise coordinate, Gaussian: the density is a one-dimensional integral."""
-    flow = SliceFlow(CONTEXT_DIM, PHI_DIM, hidden_size=16).double()
-    shaken(flow, 0.2)
-    context, phi = random_inputs(1, 1)
-    samples = flow.sample(context, phi, 200_000)[0, 0]
-    mean, variance = flow.moments(context, phi)
-    assert mean.item() == pytest.approx(samples.mean().item(), abs=0.15)
-    assert variance.item() == pytest.approx(samples.var().item(), rel=0.5)
-    b = torch.linspace(-8, 8, 81).double() * samples.std() + samples.mean()
-    bound = torch.stack([flow.log_prob(b, context.expand(81, -1), phi)[0] for _ in range(400)])
-    assert torch.trapezoid(bound.mean(0).exp(), b) <= 1.0
-    # averaging the weights instead of their logarithms gives the density itself
-    assert torch.trapezoid(bound.exp().mean(0), b).item() == pytest.approx(1.0, abs=0.1)
-
-
-@pytest.mark.parametrize("kind", ["flow", "gaussian"])
+@pytest.mark.parametrize("flow_class", [EpistemicFlow, MeanField])
 @pytest.mark.parametrize("phi_dim", [1, 2, 16])
-def test_fresh_belief_is_the_prior(kind: str, phi_dim: int) -> None:
-    belief, prior = EpistemicFlow(phi_dim, kind=kind), default_prior(phi_dim)
+def test_fresh_belief_is_the_prior(flow_class: type[EpistemicFlow], phi_dim: int) -> None:
+    belief, prior = flow_class(phi_dim), default_prior(phi_dim)
     phi, log_q = belief.rsample_and_log_prob(100)
     torch.testing.assert_close(log_q, prior.log_prob(phi), atol=1e-4, rtol=0)
 
@@ -295,11 +264,9 @@ def test_belief_is_fitted_to_other_priors() -> None:
     assert belief.rsample_and_log_prob(2000)[0].mean().item() == pytest.approx(1.0, abs=0.1)
 
 
-def test_kinds_of_belief() -> None:
-    assert EpistemicFlow(300).kind == "flow"
-    assert EpistemicFlow(301).kind == "gaussian"
-    with pytest.raises(ValueError, match="kind"):
-        EpistemicFlow(3, kind="exact")
+def test_large_beliefs_are_mean_fields() -> None:
+    assert type(make_epistemic_flow(300)) is EpistemicFlow
+    assert type(make_epistemic_flow(301)) is MeanField
 
 
 @pytest.mark.parametrize("phi_dim", [1, 2, 20])
@@ -320,79 +287,13 @@ def test_belief_jacobian() -> None:
     assert (jacobian != 0).all()
 
 
-def stacked_and_singles(n_envs: int = 3, phi_dim: int = 6) -> tuple[StackedEpistemicFlow, list[EpistemicFlow]]:
-    """A stack with different rows, and a single flow for each of them."""
-    stack = StackedEpistemicFlow(EpistemicFlow(phi_dim), n_envs)
-    shaken(stack.psi, 0.1)
-    singles = [copy.deepcopy(stack.initial).requires_grad_(True) for _ in range(n_envs)]
-    with torch.no_grad():
-        for i, single in enumerate(singles):
-            for name, parameter in single.named_parameters():
-                parameter.copy_(stack.psi[name.replace(".", "__")][i])
-    return stack, singles
-
-
-def test_stack_equals_single_flows() -> None:
-    stack, singles = stacked_and_singles()
-    noise = torch.randn(3, 10, 6)
-    phi, log_q = stack(noise)
-    (phi.square().sum() + log_q.sum()).backward()
-    for i, single in enumerate(singles):
-        phi_i, log_q_i = single(noise[i])
-        torch.testing.assert_close(phi[i], phi_i)
-        torch.testing.assert_close(log_q[i], log_q_i)
-        (phi_i.square().sum() + log_q_i.sum()).backward()
-        for name, parameter in single.named_parameters():
-            torch.testing.assert_close(stack.psi[name.replace(".", "__")].grad[i], parameter.grad, atol=1e-4, rtol=1e-4)
-
-
-def test_row_adam_equals_adam_and_forgets_rows() -> None:
-    start, targets = torch.randn(3, 4), torch.randn(3, 4)
-
-    def run(optimizer_class: type[torch.optim.Optimizer], row: int, steps: int) -> Tensor:
-        parameter = nn.Parameter(start[row : row + 1].clone())
-        optimizer = optimizer_class([parameter], lr=0.1)  # type: ignore[call-arg]
-        descend(parameter, targets[row : row + 1], optimizer, steps)
-        return parameter.detach()[0]
-
-    parameter = nn.Parameter(start.clone())
-    optimizer = RowAdam([parameter], lr=0.1)
-    descend(parameter, targets, optimizer, 7)
-    torch.testing.assert_close(parameter.detach()[1], run(torch.optim.Adam, 1, 7))
-    mask = torch.tensor([True, False, True])
-    optimizer.reset(mask)
-    with torch.no_grad():
-        parameter[mask] = start[mask]
-    descend(parameter, targets, optimizer, 5)
-    for row, steps in ((0, 5), (1, 12), (2, 5)):
-        torch.testing.assert_close(parameter.detach()[row], run(torch.optim.Adam, row, steps))
-
-
-def descend(parameter: nn.Parameter, target: Tensor, optimizer: torch.optim.Optimizer, steps: int) -> None:
-    for _ in range(steps):
-        optimizer.zero_grad()
-        (parameter - target).pow(4).sum().backward()
-        optimizer.step()
-
-
-def test_reset_of_rows() -> None:
-    stack, singles = stacked_and_singles()
-    stack.reset(torch.tensor([True, False, True]))
-    noise = torch.randn(1, 10, 6).expand(3, -1, -1)
-    phi, _ = stack(noise)
-    initial, _ = stack.initial(noise[0])
-    torch.testing.assert_close(phi[0], initial)
-    torch.testing.assert_close(phi[2], initial)
-    torch.testing.assert_close(phi[1], singles[1](noise[1])[0])
-
-
 def all_modules() -> list[nn.Module]:
     belief = EpistemicFlow(4)
     return [
-        AleatoricFlow(CONTEXT_DIM, 4, n_layers=2),
+        AleatoricFlow(CONTEXT_DIM, 4),
         SliceFlow(CONTEXT_DIM, 4, hidden_size=8),
         belief,
-        EpistemicFlow(4, kind="gaussian"),
+        MeanField(4),
         StackedEpistemicFlow(belief, 2),
     ]
 

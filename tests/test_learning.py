@@ -12,9 +12,11 @@ from stable_baselines3.common.envs import IdentityEnv
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb3_ben import BEN, evaluate_policy
+from sb3_ben.ben.learning import BELLMAN_NOISE
+from sb3_ben.ben.paper import PaperBEN
 from sb3_ben.history.previous_reward import attach_reward
 
-SMALL = {"net_arch": [16], "rnn_hidden_size": 16, "phi_dim": 16, "aleatoric_hidden_size": 16, "aleatoric_bins": 8}
+SMALL = {"net_arch": [16], "rnn_hidden_size": 16, "phi_dim": 16}
 SEEN, UNSEEN = np.ones((1, 2), dtype=np.float32), np.array([[-3, 2]], dtype=np.float32)
 
 
@@ -44,7 +46,7 @@ class Arms(gym.Env):
 def fitted(policy: str, env: gym.Env, n: int, seed: int = 0, **kwargs: Any) -> BEN:
     """An agent after many updates on n transitions of random actions, with steps that grow smaller."""
     settings: dict[str, Any] = {"batch_size": 256, "n_posterior_steps": 3, "n_phi_samples": 8, "sequence_length": 1}
-    settings |= {"learning_rate": lambda left: 3e-3 * left**2, "posterior_learning_rate": lambda left: 3e-2 * left**2}
+    settings |= {"learning_rate": lambda left: 3e-3 * left**2}
     settings |= {"learning_starts": 10 * n, "buffer_size": n, "gamma": 0.5, "policy_kwargs": SMALL, "device": "cpu"}
     model = BEN(policy, env, seed=seed, **{**settings, **kwargs}).learn(n)
     for left in np.linspace(1, 0, 10, endpoint=False):
@@ -59,7 +61,7 @@ def exact_std(model: BEN) -> np.ndarray:
     rewards, actions = buffer.rewards[: buffer.size(), 0], buffer.actions[: buffer.size(), 0, 0]
     unit = rewards.var()
     chosen = [rewards[actions == arm] for arm in range(2)]
-    information = [len(one) / (one.var() + model.bellman_noise**2 * unit) for one in chosen]
+    information = [len(one) / (one.var() + BELLMAN_NOISE**2 * unit) for one in chosen]
     return 1 / np.sqrt(1 / prior_std(model) ** 2 + np.array(information))
 
 
@@ -103,7 +105,8 @@ def scores(seed: int = 0, **kwargs: Any) -> tuple[float, float]:
     """How often the agent names what it sees after training, and while exploring in the last steps of it."""
     settings: dict[str, Any] = {"learning_rate": 3e-3, "gamma": 0.5, "learning_starts": 64, "sequence_length": 20}
     settings |= {"train_freq": 1, "target_update_interval": 8, "policy_kwargs": SMALL, "device": "cpu"}
-    model = BEN("MlpPolicy", identity(8, 4), seed=seed, **settings, **kwargs).learn(2400)
+    algorithm = kwargs.pop("cls", BEN)
+    model = algorithm("MlpPolicy", identity(8, 4), seed=seed, **settings, **kwargs).learn(2400)
     mean, _ = evaluate_policy(model, identity(1, 4), 10, deterministic=True, warn=False)
     buffer = model.replay_buffer
     return float(np.mean(mean)) / 20, float(buffer.rewards[buffer.pos - 20 : buffer.pos].mean())
@@ -113,8 +116,8 @@ def scores(seed: int = 0, **kwargs: Any) -> tuple[float, float]:
     "kwargs",
     [
         {"exploration": "posterior"},
-        {"belief_scope": "episode", "exploration_final_eps": 0.0},
-        {"belief_scope": "episode", "exploration": "posterior"},
+        {"cls": PaperBEN, "msbbe": "semi", "elbo": "exact", "exploration_final_eps": 0.0},
+        {"cls": PaperBEN, "msbbe": "semi", "elbo": "exact", "exploration": "posterior"},
     ],
 )
 def test_options_learn_to_name_what_they_see(kwargs: dict[str, Any]) -> None:

@@ -17,12 +17,15 @@ from torch.distributions import Independent, MultivariateNormal, Normal
 
 from sb3_ben import BEN, evaluate_policy, make_vec
 from sb3_ben.ben.exact import bellman_means
+from sb3_ben.ben.learning import bellman_samples
+from sb3_ben.ben.paper import PaperBEN
 from sb3_ben.common.export import export_torchscript
 from sb3_ben.envs.search_and_rescue import LISTEN, SearchAndRescueConfig, SearchAndRescueEnv, SearchAndRescueVecEnv
 from sb3_ben.envs.tiger import TigerConfig, TigerEnv
 from sb3_ben.flows.units import RunningStandardizer
+from sb3_ben.history.encoder import Pass
 from sb3_ben.history.previous_reward import attach_reward
-from sb3_ben.history.samples import join_histories
+from sb3_ben.history.samples import Observed, join_histories
 from sb3_ben.oracles.rescue_filter import RescueFilter
 from sb3_ben.oracles.rescue_prior import FAR, RescueBelief, RescueTransitions, exact_filter
 from sb3_ben.oracles.search_and_rescue import BeliefAgent, KnowsTheMap
@@ -167,11 +170,10 @@ def test_bellman_samples_are_made_of_expected_rewards(rescuer: BEN) -> None:
     assert histories.beliefs is not None
     opened = histories.rewards != 0
     expected = histories.beliefs[:-1, :, -5:].gather(-1, histories.actions[..., None])[..., 0]
-    q_values = th.zeros(len(histories.mask) + 1, 64, 5)
+    encoding = rescuer.policy.encode(histories.observed).encoding
     silent = th.cat((histories.beliefs[..., :-5], th.zeros_like(histories.beliefs[..., -5:])), dim=-1)
-    rescuer._bellman_samples(histories, q_values)  # the first samples define the units
-    found = rescuer._bellman_samples(histories, q_values)
-    found = found - rescuer._bellman_samples(histories._replace(beliefs=silent), q_values)
+    found = bellman_samples(rescuer.policy, histories, encoding, rescuer.rule)
+    found = found - bellman_samples(rescuer.policy, histories._replace(beliefs=silent), encoding, rescuer.rule)
     assert th.allclose(found, expected, atol=1e-3)
     assert not th.allclose(expected[opened], histories.rewards[opened])
 
@@ -199,12 +201,12 @@ def test_restart_touches_new_episodes_only() -> None:
 
 
 @pytest.mark.parametrize("policy", ["MlpPolicy", "MlpLstmPolicy"])
-@pytest.mark.parametrize("scope", ["run", "episode"])
-def test_belief_save_load_and_other_number_of_envs(policy: str, scope: str, tmp_path: Path) -> None:
-    model = tiny(policy, make_vec("Tiger-v0", 3), prior=Prior(belief=TigerBelief()), belief_scope=scope).learn(80)
+@pytest.mark.parametrize("algorithm", [BEN, PaperBEN])
+def test_belief_save_load_and_other_number_of_envs(policy: str, algorithm: type[BEN], tmp_path: Path) -> None:
+    model = tiny(policy, make_vec("Tiger-v0", 3), prior=Prior(belief=TigerBelief()), cls=algorithm).learn(80)
     model.save(tmp_path / "model")
     assert "belief" not in model.policy_kwargs
-    loaded = BEN.load(tmp_path / "model", env=make_vec("Tiger-v0", 2))
+    loaded = algorithm.load(tmp_path / "model", env=make_vec("Tiger-v0", 2))
     assert same(parameters_of(model), parameters_of(loaded))
     loaded.learn(40)
     model.policy.save(str(tmp_path / "policy"))
@@ -228,7 +230,7 @@ def test_belief_save_load_and_other_number_of_envs(policy: str, scope: str, tmp_
 def test_resume_with_a_prior_in_a_new_process_is_exact(kwargs: dict[str, Any], tmp_path: Path) -> None:
     model = tiny("MlpGruPolicy", make_vec("Tiger-v0", 2), train_freq=3, **copy.deepcopy(kwargs))
     model.learn(140, callback=SaveInTheMiddle(74, tmp_path))
-    subprocess.run([sys.executable, "-c", RESUME, str(tmp_path), "66"], check=True)
+    subprocess.run([sys.executable, "-c", RESUME, str(tmp_path), "66", "BEN"], check=True)
     resumed = np.load(tmp_path / "after.npz")
     assert np.array_equal(resumed["actions"], model.replay_buffer.actions)
     for i, value in enumerate(parameters_of(model)):
@@ -292,7 +294,7 @@ def test_optimal_values_are_the_fixed_point_of_the_model(monkeypatch: pytest.Mon
 
     def exact(inputs: th.Tensor, hidden: Any = None) -> Any:
         """The inputs without memory are the one-hot state and the two probabilities."""
-        return None, th.as_tensor(exact_values(inputs[..., 3].double().numpy())).float(), ()
+        return Pass(inputs, th.as_tensor(exact_values(inputs[..., 3].double().numpy())).float(), ())
 
     monkeypatch.setattr(model.policy.q_net_target, "evaluate", exact)
     histories, beliefs = whole_episodes(model)
@@ -319,7 +321,7 @@ def test_pretraining_on_a_model_values_the_first_observation() -> None:
     """With no future the values are the expected rewards, before anything has happened."""
     options: dict[str, Any] = {"gamma": 0.0, "learning_rate": 1e-2}
     model = tiny("MlpGruPolicy", make_vec("Tiger-v0", 2), prior=Prior(model=TigerModel()), **options).pretrain(300)
-    encoding, _, _ = model.policy.recall(np.zeros(2, dtype=np.int64), None, None)
+    encoding = model.policy.recall(np.zeros(2, dtype=np.int64), None, None).encoding
     values = model.policy.bellman_units.unstandardize(encoding.q_values).numpy()
     config = TigerConfig()
     door = (config.reward_tiger + config.reward_gold) / 2
@@ -343,7 +345,7 @@ def test_model_and_belief_learn_the_exact_action_values() -> None:
     features = TigerBelief().features((net, seen))
     nothing, beliefs = th.zeros(1, 4), th.as_tensor(features, dtype=th.float32)[None]
     with th.no_grad():
-        _, values, _ = model.q_net(th.tensor([[[0], [1], [1], [2]]]), nothing.long() - 1, nothing, beliefs=beliefs)
+        values = model.q_net(Observed(th.tensor([[[0], [1], [1], [2]]]), nothing.long() - 1, nothing, beliefs)).q_values
     found = model.policy.bellman_units.unstandardize(values[0]).numpy()
     exact = action_values(TigerConfig(), features[:, 0], discount=0.9)
     assert np.array_equal(found.argmax(axis=1), exact.argmax(axis=1))
@@ -401,7 +403,7 @@ def test_pretraining_learns_known_transitions(bellman: str) -> None:
     batch = known(64)
     nothing = th.zeros(1, 64)
     with th.no_grad():
-        _, values, _ = model.q_net(th.as_tensor(batch.observations)[None], nothing.long() - 1, nothing)
+        values = model.q_net(Observed(th.as_tensor(batch.observations)[None], nothing.long() - 1, nothing)).q_values
     values = model.policy.bellman_units.unstandardize(values[0]).gather(1, th.as_tensor(batch.actions)[:, None])[:, 0]
     if bellman == "point":
         assert np.abs(values.numpy() - batch.rewards).max() < 3
@@ -541,8 +543,7 @@ def test_pretraining_on_simulations_and_mixing() -> None:
     assert not same(before, parameters_of(model))
     model.learn(60, reset_num_timesteps=False)
     assert model._n_pretrained == 5
-    assert model._replay(8).mask.shape[1] == 8
-    assert model._n_simulated(8) == 4
+    assert model.replay(8).mask.shape[1] == 8
 
 
 def test_joined_histories_keep_every_transition() -> None:
@@ -709,7 +710,7 @@ def test_impossible_combinations() -> None:
         ({"prior": model, "exploration": "posterior"}, "exploration"),
         ({"prior": model, "n_steps": 3}, "n_steps"),
         ({"prior": model, "replay_buffer_class": ReplayBuffer}, "HistoryReplayBuffer"),
-        ({"prior": Prior(simulations=Simulations(TigerEnv)), "belief_scope": "episode"}, "belief_scope"),
+        ({"prior": Prior(simulations=Simulations(TigerEnv)), "cls": PaperBEN}, "simulations"),
     ):
         with pytest.raises(ValueError, match=message):
             tiny(**kwargs)

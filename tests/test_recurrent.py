@@ -14,7 +14,9 @@ from stable_baselines3.common.torch_layers import FlattenExtractor
 from sb3_ben import BEN, make_vec
 from sb3_ben.envs.extractors import RescueExtractor
 from sb3_ben.envs.search_and_rescue import LISTEN
-from sb3_ben.history.encoder import HistoryQNetwork, LinearRNN, linear_scan
+from sb3_ben.history.cells import LinearCell, linear_scan
+from sb3_ben.history.encoder import HistoryQNetwork
+from sb3_ben.history.samples import Observed
 
 
 @pytest.mark.parametrize("n_steps", [1, 2, 7, 32])
@@ -28,17 +30,17 @@ def test_scan_equals_a_loop(n_steps: int) -> None:
 
 @pytest.mark.parametrize("num_layers", [1, 2])
 def test_linear_rnn_in_two_parts_equals_one_pass(num_layers: int) -> None:
-    rnn, inputs, before = LinearRNN(4, 6, num_layers), th.randn(9, 3, 4), th.zeros(num_layers, 3, 6)
-    whole, after = rnn(inputs, before)
-    first, between = rnn(inputs[:5], before)
-    second, at_last = rnn(inputs[5:], between)
+    rnn, inputs, before = LinearCell(4, 6, num_layers), th.randn(9, 3, 4), th.zeros(num_layers, 3, 6)
+    whole, (after,) = rnn.recur(inputs, (before,))
+    first, between = rnn.recur(inputs[:5], (before,))
+    second, (at_last,) = rnn.recur(inputs[5:], between)
     th.testing.assert_close(th.cat((first, second)), whole)
     th.testing.assert_close(at_last, after)
 
 
 def test_linear_rnn_remembers_for_long_and_learns_from_it() -> None:
-    rnn, inputs = LinearRNN(1, 32), th.zeros(200, 1, 1)
-    jacobian = th.autograd.functional.jacobian(lambda x: rnn(x, th.zeros(1, 1, 32))[0][-1, 0], inputs)
+    rnn, inputs = LinearCell(1, 32), th.zeros(200, 1, 1)
+    jacobian = th.autograd.functional.jacobian(lambda x: rnn.recur(x, (th.zeros(1, 1, 32),))[0][-1, 0], inputs)
     influence = jacobian[:, :, 0, 0].norm(dim=0)  # of every step on the last output
     assert influence[0] > 1e-3 * influence[-2]
 
@@ -55,7 +57,7 @@ def test_hidden_states_in_one_pass_are_those_of_single_steps(rnn_type: str, n_rn
     states = net.hidden_states(inputs)
     assert len(states) == {"lstm": 2, "none": 0}.get(rnn_type, 1)
     for t in range(7):
-        _, _, hidden = net.evaluate(inputs[t : t + 1], hidden)
+        hidden = net.evaluate(inputs[t : t + 1], hidden).hidden
         for whole, one in zip(states, hidden, strict=True):
             th.testing.assert_close(whole[:, t], one)
 
@@ -69,11 +71,12 @@ def test_agent_with_linear_memory_steps_as_it_replays() -> None:
     actions = th.as_tensor(np.vstack((np.full((1, 2), -1), rng.integers(3, size=(5, 2)))))
     rewards = th.as_tensor(rng.normal(size=(6, 2)).astype(np.float32)) * (actions >= 0)
     with th.no_grad():
-        whole, _ = policy.encode(obs, actions, rewards)
+        whole = policy.encode(Observed(obs, actions, rewards)).encoding
         hidden = policy.initial_memory(2).hidden
         for t in range(6):
-            one, hidden = policy.encode(obs[t : t + 1], actions[t : t + 1], rewards[t : t + 1], hidden)
-            th.testing.assert_close(one.q_values[0], whole.q_values[t], atol=1e-5, rtol=1e-4)
+            now = slice(t, t + 1)
+            encoding, hidden, _ = policy.encode(Observed(obs[now], actions[now], rewards[now]), hidden)
+            th.testing.assert_close(encoding.q_values[0], whole.q_values[t], atol=1e-5, rtol=1e-4)
 
 
 def test_rescue_extractor_measures_distances() -> None:

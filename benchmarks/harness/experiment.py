@@ -8,6 +8,7 @@ import difflib
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,10 @@ N_TUNING_SEEDS = 40  # so that the worlds of tuning are below those by which it 
 TUNING_EVALUATION_SEED = 45_000  # of the worlds that score what is tuned
 EVALUATION_SEED = 50_000  # of the worlds for evaluation: above all seeds of tuning, below all of training
 REFERENCE = "reference"  # the `algo` of agents that know the problem and are not trained
+#: algorithms that the harness alone knows, and those whose hyperparameters and costs they have
+VARIANTS = {"ben_paper": "ben"}
+#: where in this repository a class or a function is that a configuration names: it may move, and remains what it is
+MODULE = re.compile(r"\b(?:sb3_ben|benchmarks)\.(?:\w+\.)*(?=\w)")
 #: hyperparameters that make a run last seconds, by algorithm
 SMOKE: dict[str, dict[str, Any]] = {
     "ben": {
@@ -69,6 +74,11 @@ class Agent:
     cpu_seconds: float = 0.0
     steps: int | None = None
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def listed_algo(self) -> str:
+        """The algorithm whose hyperparameters and costs it has."""
+        return VARIANTS.get(self.algo, self.algo)
 
 
 @dataclass(frozen=True)
@@ -181,7 +191,7 @@ class Experiment:
             label: dataclasses.replace(
                 agent,
                 steps=None if agent.steps is None else smoke["steps"],
-                hyperparams=_merged(agent.hyperparams, {**SMOKE.get(agent.algo, {}), **_fitting(smoke, agent)}),
+                hyperparams=_merged(agent.hyperparams, {**SMOKE.get(agent.listed_algo, {}), **_fitting(smoke, agent)}),
             )
             for label, agent in self.agents.items()
         }
@@ -252,9 +262,9 @@ class Job:
         if self.seed is None:
             per_episode = costs[REFERENCE].get(self.env.env_id, costs[REFERENCE]["default"])
             return per_episode * self.experiment.evaluation.episodes
-        measured = costs[self.algo]
-        per_step = measured.get(self.env.env_id, measured["default"]) / 1000
         agent = self.experiment.agents[self.agent]
+        measured = costs[agent.listed_algo]
+        per_step = measured.get(self.env.env_id, measured["default"]) / 1000
         return agent.cost * per_step * self.steps + agent.cpu_seconds
 
     def hyperparams(self) -> dict[str, Any]:
@@ -266,7 +276,7 @@ class Job:
 
     def zoo_entry(self) -> dict[str, Any]:
         """The hyperparameters in the zoo's file."""
-        return copy.deepcopy(_zoo_entry(self.algo, self.env.env_id))
+        return copy.deepcopy(_zoo_entry(self.experiment.agents[self.agent].listed_algo, self.env.env_id))
 
     def configuration(self) -> dict[str, Any]:
         """All that decides the result: as long as it stays the same, the job need not be repeated."""
@@ -292,8 +302,13 @@ class Job:
 
     def digest(self) -> str:
         """A fingerprint of the configuration."""
-        text = json.dumps(self.configuration(), sort_keys=True, default=str)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return digest_of(self.configuration())
+
+
+def digest_of(configuration: Mapping[str, Any]) -> str:
+    """A fingerprint, which does not tell in which module something is."""
+    text = MODULE.sub("", json.dumps(configuration, sort_keys=True, default=str))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _fitting(smoke: Mapping[str, Any], agent: Agent) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from benchmarks.harness.training import Manager, Recorder, new_worlds
 from sb3_ben import BEN
+from sb3_ben.ben.learning import BELLMAN_NOISE
 from sb3_ben.callbacks import episode_statistics, exact_belief, world_of
 from sb3_ben.envs.tiger import OPEN_1, TigerConfig
 
@@ -124,7 +125,7 @@ class Beliefs:
 
 def ranks_of(model: BEN, b: np.ndarray, draws: np.ndarray) -> np.ndarray:
     """The ranks of Bellman samples, with the noise of training, among draws ``(n, n_draws)`` of the predicted law."""
-    noise = model.bellman_noise * float(model.policy.bellman_units.std) * np.random.standard_normal(len(b))
+    noise = BELLMAN_NOISE * float(model.policy.bellman_units.std) * np.random.standard_normal(len(b))
     return np.round((draws < (b + noise)[:, None]).mean(axis=1), 3)
 
 

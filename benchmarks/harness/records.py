@@ -1,9 +1,8 @@
-"""The raw results of a job: one small compressed file each, written at once or not at all."""
+"""The raw results of a job, and the small compressed file that they are in as long as others of the experiment are at work."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import json
 import lzma
@@ -11,14 +10,13 @@ import os
 import platform
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from benchmarks.harness.experiment import Job, load_all
 
 PACKAGES = ("sb3_ben", "stable_baselines3", "sb3_contrib", "rl_zoo3", "gymnasium", "torch", "zuko", "numpy")
 SUFFIX = ".npz.xz"
@@ -48,9 +46,16 @@ def compact(array: np.ndarray) -> np.ndarray:
     array = np.asarray(array)
     if array.size == 0 or not np.isfinite(array).all() or (array != np.round(array)).any():
         return array.astype(np.float32)
-    for dtype in (np.int8, np.int16, np.int32):
-        if np.iinfo(dtype).min <= array.min() and array.max() <= np.iinfo(dtype).max:
-            return array.astype(dtype)
+    return smallest(array, (np.int8, np.int16, np.int32))
+
+
+def smallest(array: np.ndarray, dtypes: Sequence[type[np.number]] = (np.int8, np.int16, np.int32, np.float32)) -> np.ndarray:
+    """The array in the first of some types that holds it exactly, or in double precision."""
+    for dtype in dtypes:
+        with np.errstate(invalid="ignore", over="ignore"):
+            smaller = array.astype(dtype)
+        if np.array_equal(smaller.astype(np.float64), array.astype(np.float64), equal_nan=True):
+            return smaller
     return array.astype(np.float64)
 
 
@@ -84,38 +89,6 @@ def read(path: Path) -> Record:
         return Record(json.loads(str(file["meta"])), {name: file[name] for name in file.files if name != "meta"})
 
 
-def path_of(job: Job, results: Path) -> Path:
-    """Where the record of a job is kept. Its name ends with the fingerprint of the configuration, by which others find it."""
-    return results / f"{job.name}-{job.digest()}{SUFFIX}"
-
-
-def find(job: Job, results: Path) -> Record | None:
-    """The record of a job: its own, or that of another experiment's job with the very same configuration."""
-    own = path_of(job, results)
-    for path in (own, *sorted(results.glob(f"**/*-{job.digest()}{SUFFIX}"))):
-        with contextlib.suppress(FileNotFoundError, lzma.LZMAError, ValueError):
-            return read(path)
-    return None
-
-
-def outdated(job: Job, results: Path) -> list[Path]:
-    """Records of the job with other settings than it has now, but for those that other experiments find by the fingerprint."""
-    own = path_of(job, results)
-    others = [path for path in own.parent.glob(f"{job.seed_name}-*{SUFFIX}") if path != own]
-    return [path for path in others if fingerprint(path) not in _needed()]
-
-
-def fingerprint(path: Path) -> str:
-    """The fingerprint in the name of a record."""
-    return path.name.removesuffix(SUFFIX).rpartition("-")[2]
-
-
-@functools.cache
-def _needed() -> set[str]:
-    """The fingerprints of all jobs that are declared."""
-    return {job.digest() for experiment in load_all().values() for job in experiment.jobs()}
-
-
 def provenance() -> dict[str, Any]:
     """What the numbers were made with."""
     versions = {"python": platform.python_version()}
@@ -126,13 +99,14 @@ def provenance() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit of this repository, with a plus where files have been changed since."""
+    """The commit of this repository, with a plus where files other than results have been changed since."""
     folder = Path(__file__).parent
 
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
 
     try:
-        return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
+        changed = git("status", "--porcelain", "-uno", "--", ":/", ":(top,exclude)benchmarks/results")
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"

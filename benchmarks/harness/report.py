@@ -65,7 +65,8 @@ add to them is on [another page](benchmarks_howto.md).
 - **Tuning** trained with seeds of the harness below {FIRST_TEST_SEED}. Its trials (`benchmarks/trials.csv`) were scored in the
   worlds that are used for evaluation here; new ones have worlds of their own, from {TUNING_EVALUATION_SEED} on. The exploration
   of the agent "BEN" in experiment 2 and settings of experiment 16 were chosen after a look at runs with some of the test seeds,
-  and seed {FIRST_TEST_SEED} of search and rescue was watched while its agents were developed: the [log](log.md) says where.
+  and seed {FIRST_TEST_SEED} of search and rescue was watched while its agents were developed: see
+  [the other page](benchmarks_howto.md).
 - **CPU s** are means over runs that were made at different times, on a shared machine whose speed changes by a factor of two to
   three: they tell what an experiment costs, and only experiment 13 compares agents in one run.
 - **Commits** with a plus had changes in the working folder.

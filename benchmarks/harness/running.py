@@ -15,7 +15,7 @@ from joblib import Parallel, delayed, parallel_config
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from benchmarks.harness import records
+from benchmarks.harness import store
 from benchmarks.harness.experiment import Job
 from benchmarks.harness.training import PROGRESS, Places, run_isolated, run_job
 
@@ -71,12 +71,12 @@ def _connect_to_dask(stack: contextlib.ExitStack, address: str | None) -> None:
 def missing(jobs: Sequence[Job], results: Path) -> list[Job]:
     """The jobs that have no record yet; of those that are the same but for their labels, the first."""
     different = {job.digest(): job for job in reversed(jobs)}
-    return [job for job in jobs if different[job.digest()] is job and records.find(job, results) is None]
+    return [job for job in jobs if different[job.digest()] is job and not store.has(job, results)]
 
 
 def share_done(job: Job, places: Places) -> float:
     """How much of a job is done, between 0 and 1."""
-    if records.path_of(job, places.results).exists() and not places.of(job).exists():
+    if not places.of(job).exists() and store.is_done(job, places.results):
         return 1.0
     with contextlib.suppress(OSError, ValueError):
         return min(float((places.of(job) / PROGRESS).read_text()), 1.0)

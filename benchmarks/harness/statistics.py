@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from rliable import library, metrics
 
-from benchmarks.harness import records
+from benchmarks.harness import store
 from benchmarks.harness.experiment import Experiment, Job
 from benchmarks.harness.records import Record
 from benchmarks.harness.references import World, world
@@ -129,7 +129,7 @@ def collect(experiment: Experiment, folder: Path) -> list[Results]:
     """The complete records of an experiment, by environment; an environment without its references is left out."""
     found: dict[str, Results] = {label: Results(experiment, label, {}, {}) for label in experiment.environments}
     for job in experiment.jobs():
-        record = records.find(job, folder)
+        record = store.find(job, folder)
         if record is not None:
             _file(found[job.environment], job, record)
     return [results for results in found.values() if results.agents and _has_scale(results)]

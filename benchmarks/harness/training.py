@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import fcntl
 import os
-import random
 import resource
 import shutil
 import sys
@@ -20,7 +19,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import cloudpickle  # type: ignore[import-untyped]
 import gymnasium as gym
 import numpy as np
 import torch as th
@@ -29,22 +27,16 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
-from stable_baselines3.common.vec_env import (
-    DummyVecEnv,
-    VecEnv,
-    VecMonitor,
-    sync_envs_normalization,
-    unwrap_vec_normalize,
-    unwrap_vec_wrapper,
-)
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecMonitor, sync_envs_normalization
 
-from benchmarks.harness import records
+from benchmarks.harness import records, store
+from benchmarks.harness.checkpoints import checkpoints, restore, save_checkpoint
 from benchmarks.harness.experiment import EVALUATION_SEED, Job
 from benchmarks.harness.references import config_of, make_reference
 from sb3_ben import VecPreviousReward, evaluate_policy, make_vec
 from sb3_ben.callbacks import episode_statistics, make_like, untouched_rng
 from sb3_ben.envs.views import WorldEnv
-from sb3_ben.zoo import register
+from sb3_ben.zoo import config_file, register
 
 register()
 from rl_zoo3.exp_manager import ExperimentManager  # noqa: E402  after the registration, as a user of the zoo without the hook
@@ -77,6 +69,14 @@ class Places:
 # ---------------------------------------------------------------------- the zoo
 
 
+def make_known(algo: str) -> None:
+    """Make an algorithm that the harness alone knows known to the zoo."""
+    if algo == "ben_paper":
+        from sb3_ben.ben.paper import PaperBEN
+
+        ALGOS.setdefault(algo, PaperBEN)
+
+
 class Manager(ExperimentManager):
     """The zoo's manager, which reads the hyperparameters and makes environments and model, for runs that may be interrupted.
 
@@ -87,6 +87,7 @@ class Manager(ExperimentManager):
 
     def __init__(self, job: Job, folder: Path, checkpoint: Path | None) -> None:
         trained_agent = "" if checkpoint is None else str(checkpoint / "model.zip")
+        make_known(job.algo)
         super().__init__(
             argparse.Namespace(),
             job.algo,
@@ -101,6 +102,7 @@ class Manager(ExperimentManager):
             verbose=0,
             device="cpu",
         )
+        self.config = config_file(job.experiment.agents[job.agent].listed_algo, job.env.env_id, self.config)
         self.evaluation_seed = job.experiment.evaluation_seed
         self.vec_env_class = vectorized  # type: ignore[assignment]
         # as arguments of the zoo's own, no arguments at all would stand for those of training
@@ -145,89 +147,6 @@ def _made(value: Any) -> Any:
         return value
     module, _, function = value["make"].rpartition(".")
     return getattr(import_module(module), function)(**{name: part for name, part in value.items() if name != "make"})
-
-
-# ---------------------------------------------------------------------- checkpoints
-
-
-def random_state(model: BaseAlgorithm) -> dict[str, Any]:
-    """The state of all generators that training draws from, but for those of the environments."""
-    return {
-        "python": random.getstate(),
-        "numpy": np.random.get_state(),
-        "torch": th.get_rng_state(),
-        "actions": model.action_space.np_random.bit_generator.state,
-    }
-
-
-def set_random_state(model: BaseAlgorithm, state: dict[str, Any]) -> None:
-    random.setstate(state["python"])
-    np.random.set_state(state["numpy"])
-    th.set_rng_state(state["torch"])
-    model.action_space.np_random.bit_generator.state = state["actions"]
-
-
-def environment_state(venv: VecEnv) -> dict[str, Any]:
-    """The running episodes, and the statistics of ``VecNormalize`` with the returns that SB3 leaves out of its pickles."""
-    return {id_: {name: vars(part)[name] for name in names if name in vars(part)} for id_, part, names in _stateful(venv)}
-
-
-def set_environment_state(venv: VecEnv, state: dict[str, Any]) -> None:
-    for id_, part, _ in _stateful(venv):
-        vars(part).update(state[id_])
-
-
-def _stateful(venv: VecEnv) -> list[tuple[str, Any, tuple[str, ...]]]:
-    """The parts of an environment that change in the course of episodes, and what of them does."""
-    episodes = "envs" if isinstance(venv.unwrapped, DummyVecEnv) else "world"
-    parts = [
-        ("episodes", venv.unwrapped, (episodes,)),
-        ("monitor", unwrap_vec_wrapper(venv, VecMonitor), ("episode_returns", "episode_lengths", "episode_count")),
-        ("normalize", unwrap_vec_normalize(venv), ("obs_rms", "ret_rms", "returns", "old_reward", "old_obs")),
-    ]
-    return [(id_, part, names) for id_, part, names in parts if part is not None]
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    """The complete checkpoints of a job, oldest first."""
-    return sorted(folder.glob("checkpoint-[0-9]*"), key=lambda path: int(path.name.rpartition("-")[2]))
-
-
-def save_checkpoint(folder: Path, model: BaseAlgorithm, recorder: Recorder) -> None:
-    """Write all that the run needs to go on, under a name that it only gets once it is complete."""
-    final = folder / f"checkpoint-{model.num_timesteps}"
-    unfinished = folder / "unfinished"
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    venv = model.get_env()
-    assert venv is not None
-    model.save(unfinished / "model.zip")
-    if isinstance(model, OffPolicyAlgorithm):
-        model.save_replay_buffer(unfinished / "replay_buffer.pkl")
-    state = {
-        "random": random_state(model),
-        "environments": environment_state(venv),
-        "memory": getattr(model, "_last_lstm_states", None),  # which RecurrentPPO does not save
-        "recorder": recorder.state(),
-    }
-    (unfinished / "state.pkl").write_bytes(cloudpickle.dumps(state))
-    old = [path for path in checkpoints(folder) if path != final]
-    if not final.exists():
-        os.replace(unfinished, final)
-    for path in old:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def restore(checkpoint: Path, model: BaseAlgorithm, recorder: Recorder) -> None:
-    """Put back what SB3's own files leave out."""
-    state = cloudpickle.loads((checkpoint / "state.pkl").read_bytes())
-    venv = model.get_env()
-    assert venv is not None
-    set_environment_state(venv, state["environments"])
-    if state["memory"] is not None:
-        model._last_lstm_states = state["memory"]  # type: ignore[attr-defined]
-    recorder.set_state(state["recorder"])
-    set_random_state(model, state["random"])
 
 
 # ---------------------------------------------------------------------- what happens in training
@@ -436,7 +355,7 @@ def run_job(job: Job, places: Places) -> str | None:
     folder = places.of(job)
     try:
         with alone_in(folder):
-            if records.find(job, places.results) is None:
+            if not store.has(job, places.results):
                 with output_in(folder / "output.txt"):
                     record = measure_reference(job) if job.seed is None else train(job, places)
                 _keep(record, job, places)
@@ -447,7 +366,7 @@ def run_job(job: Job, places: Places) -> str | None:
 
 
 def _keep(record: records.Record, job: Job, places: Places) -> None:
-    """Write the record of a job, in place of any with other settings."""
+    """Write the record of a job, with what it was made of."""
     record.meta |= {
         "job": job.name,
         "agent": job.agent,
@@ -459,9 +378,7 @@ def _keep(record: records.Record, job: Job, places: Places) -> None:
         "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         **records.provenance(),
     }
-    records.write(records.path_of(job, places.results), record)
-    for path in records.outdated(job, places.results):
-        path.unlink(missing_ok=True)
+    store.keep(record, job, places.results)
 
 
 def run_isolated(job: Job, places: Places) -> str | None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
 
 from sb3_ben.ben.objectives import bellman_target
-from sb3_ben.ben.policies import BENPolicy
-from sb3_ben.history.samples import (
-    HistoryReplaySamples,
-    map_observations,
-)
+from sb3_ben.history.samples import HistoryReplaySamples, Observed, map_observations
 from sb3_ben.priors.models import BellmanModel, Outcomes, checked_outcomes
+
+if TYPE_CHECKING:
+    from sb3_ben.ben.policies import BENPolicy
 
 __all__ = ["bellman_means"]
 
@@ -65,21 +64,21 @@ def _imagined_values(policy: BENPolicy, histories: HistoryReplaySamples, actions
     actions, rewards = np.repeat(actions, n_outcomes), outcomes.rewards.reshape(-1).astype(np.float32)
     beliefs = cast(th.Tensor, histories.beliefs)[:-1].flatten(0, 1).repeat_interleave(repeats, dim=0)
     if policy.tracker is not None and policy.belief is not None:
-        imagined = policy.tracker.imagine(beliefs.cpu().numpy(), flat, actions, rewards)
-        beliefs = th.as_tensor(imagined, device=device)
-    inputs = net.history_input(
+        features = policy.tracker.imagine(beliefs.cpu().numpy(), flat, actions, rewards)
+        beliefs = th.as_tensor(features, device=device)
+    imagined = Observed(
         map_observations(lambda part: th.as_tensor(part, device=device)[None], flat),
         th.as_tensor(actions, device=device)[None],
-        policy.reward_units.standardize(th.as_tensor(rewards, device=device))[None],
+        th.as_tensor(rewards, device=device)[None],
         beliefs[None],
     )
     hidden = tuple(part.repeat_interleave(repeats, dim=1) for part in _hidden_states(policy, histories))
-    return policy.bellman_units.unstandardize(net.evaluate(inputs, hidden)[1][0].max(dim=-1).values)
+    q_values = net.evaluate(policy.history_input(net, imagined), hidden).q_values
+    return policy.bellman_units.unstandardize(q_values[0].max(dim=-1).values)
 
 
 def _hidden_states(policy: BENPolicy, histories: HistoryReplaySamples) -> tuple[th.Tensor, ...]:
     """The target network's memory after each of the histories' first T observations, ``(layers, T * B, size)``."""
     net = policy.q_net_target
-    rewards = policy.reward_units.standardize(histories.previous_rewards)
-    inputs = net.history_input(histories.observations, histories.previous_actions, rewards, histories.beliefs)
+    inputs = policy.history_input(net, histories.observed)
     return tuple(part.flatten(1, 2) for part in net.hidden_states(inputs[:-1]))

@@ -6,22 +6,18 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "PAPER_BASE_PRECISION",
     "add_noise",
     "bellman_target",
     "clamp_to_rewards",
     "clamp_to_samples",
     "disadvantages",
     "kl_estimate",
-    "msbbe_double",
+    "masked_mean",
     "msbbe_semi",
     "negative_elbo",
     "one_step_longer",
     "total_variance",
 ]
-
-# The paper prints the Gaussian log density as -z^2: hand this to ``log_prob(..., base_precision=)`` for the printed objective.
-PAPER_BASE_PRECISION = 2.0
 
 
 def negative_elbo(
@@ -30,29 +26,22 @@ def negative_elbo(
     log_q: Tensor,
     scale: float | Tensor = 1.0,
     mask: Tensor | None = None,
-    kind: str = "exact",
 ) -> Tensor:
     r"""The negative evidence lower bound of the hypotheses,
 
     .. math:: \mathbb{E}_{\phi \sim q_\psi} \Big[ -w \sum_i \log p_B(b_i \mid c_i, \phi) - \log p(\phi) + \log q_\psi(\phi) \Big].
-
-    ``kind="paper"`` is the objective as printed, without :math:`\log q_\psi`: an ablation, its minimiser is a point. (The other
-    slip of the printed objective, the missing 1/2, belongs to the likelihood: :data:`PAPER_BASE_PRECISION`.)
 
     :param log_likelihood: log p(b | c, phi) (*B, S, N)
     :param log_prior: log p(phi) (*B, S)
     :param log_q: log q(phi) (*B, S)
     :param scale: weight w of the data, the number of all transitions over the number in this batch; a number or (*B)
     :param mask: which of the N transitions count (*B, N), all if not given
-    :param kind: ``"exact"`` or ``"paper"``
     :return: one value per batch dimension (*B)
     """
-    if kind not in ("exact", "paper"):
-        raise ValueError(f"Unknown kind of evidence lower bound: {kind!r}")
     if mask is not None:
         log_likelihood = torch.where(mask.bool().unsqueeze(-2), log_likelihood, 0.0)
     energy = -log_likelihood.sum(-1).mean(-1) * scale - log_prior.mean(-1)
-    return energy + log_q.mean(-1) if kind == "exact" else energy
+    return energy + log_q.mean(-1)
 
 
 def kl_estimate(log_q: Tensor, log_p: Tensor) -> Tensor:
@@ -129,21 +118,7 @@ def msbbe_semi(q: Tensor, target_mean: Tensor, mask: Tensor | None = None) -> Te
     :param target_mean: predictive means in the units of q (...)
     :param mask: which entries count (...), all if not given
     """
-    return _masked_mean((target_mean.detach() - q).square(), mask)
-
-
-def msbbe_double(q: Tensor, b1: Tensor, b2: Tensor, mask: Tensor | None = None) -> Tensor:
-    r"""The paper's residual-gradient estimator, :math:`(b_1 - q)(b_2 - q)`.
-
-    For independent :math:`b_1, b_2`, each with its own hypothesis and noise, the expectation of the product is the squared
-    expected error, and its gradient is unbiased: :math:`\mathbb{E}[\nabla (b_1 - q)(b_2 - q)] = \nabla (\mathbb{E}[b] - q)^2`.
-
-    :param q: values Q(h_t, a_t) (...)
-    :param b1: Bellman samples from the flows, in the units of q and with their gradients (...)
-    :param b2: as many independent ones (...)
-    :param mask: which entries count (...), all if not given
-    """
-    return _masked_mean((b1 - q) * (b2 - q), mask)
+    return masked_mean((target_mean.detach() - q).square(), mask)
 
 
 def total_variance(means: Tensor, variances: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -168,7 +143,8 @@ def add_noise(b: Tensor, scale: float = 0.1, generator: torch.Generator | None =
     return b + scale * torch.randn(b.shape, generator=generator, dtype=b.dtype, device=b.device)
 
 
-def _masked_mean(x: Tensor, mask: Tensor | None) -> Tensor:
+def masked_mean(x: Tensor, mask: Tensor | None) -> Tensor:
+    """The mean of what counts."""
     if mask is None:
         return x.mean()
     weight = mask.to(x.dtype)

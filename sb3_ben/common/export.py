@@ -10,6 +10,8 @@ import torch as th
 from gymnasium import spaces
 from torch import nn
 
+from sb3_ben.history.samples import Observed
+
 if TYPE_CHECKING:
     from sb3_ben.ben.policies import BENPolicy
 
@@ -45,7 +47,7 @@ class GreedyStep(nn.Module):
         beliefs = None
         if self.q_net.belief_dim:
             beliefs, state = state[0][None], state[1:]
-        _, q_values, hidden = self.q_net(observation[None], actions[None], rewards[None], state, beliefs)
+        _, q_values, hidden = self.q_net(Observed(observation[None], actions[None], rewards[None], beliefs), state)
         return (q_values[0].argmax(dim=-1) + self.start, self.bellman_units.unstandardize(q_values[0]), *hidden)
 
 

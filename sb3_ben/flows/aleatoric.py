@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
-from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sb3_ben.flows.base import float_state, standard_normal_log_prob, zuko
+from sb3_ben.flows.base import standard_normal_log_prob
+from sb3_ben.flows.spline import Layer, Spline, squash
 
-__all__ = ["AleatoricFlow", "ConditionalDensity", "SliceFlow", "Spline", "UncertainWeights"]
+__all__ = ["AleatoricFlow", "ConditionalDensity", "UncertainWeights", "mlp", "zero"]
 
 
 class UncertainWeights(nn.Module):
@@ -107,14 +104,18 @@ class ConditionalDensity(nn.Module, abc.ABC):
         return context if self.feature_dim is None else context[..., self.context_dim :]
 
     @abc.abstractmethod
-    def log_prob(self, b: Tensor, context: Tensor, phi: Tensor, base_precision: float = 1.0) -> Tensor:
-        """Log density (*B, S, N).
+    def push(self, b: Tensor, context: Tensor, phi: Tensor) -> tuple[Tensor, Tensor]:
+        """Towards standard normal noise: the noise (*B, S, N, k) that b is made of and the log derivative (*B, S, N).
 
         :param b: Bellman samples (*B, N)
         :param context: contexts (*B, N, C)
         :param phi: hypotheses (*B, S, d)
-        :param base_precision: 1 for standard normal noise, 2 for its density as printed in the paper (without the 1/2)
         """
+
+    def log_prob(self, b: Tensor, context: Tensor, phi: Tensor) -> Tensor:
+        """Log density (*B, S, N); see :meth:`push`."""
+        z, ladj = self.push(b, context, phi)
+        return standard_normal_log_prob(z).sum(-1) + ladj
 
     @abc.abstractmethod
     def moments(self, context: Tensor, phi: Tensor) -> tuple[Tensor, Tensor]:
@@ -133,11 +134,9 @@ class ConditionalDensity(nn.Module, abc.ABC):
         :param n: number of samples
         """
 
-    def log_prob_and_moments(
-        self, b: Tensor, context: Tensor, phi: Tensor, base_precision: float = 1.0
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def log_prob_and_moments(self, b: Tensor, context: Tensor, phi: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Both at once, the moments without gradients; see :meth:`log_prob` and :meth:`moments`."""
-        log_prob = self.log_prob(b, context, phi, base_precision)
+        log_prob = self.log_prob(b, context, phi)
         with torch.no_grad():
             return log_prob, self.moments(context, phi)
 
@@ -166,7 +165,6 @@ class AleatoricFlow(ConditionalDensity):
     :param context_dim: size C of the context
     :param phi_dim: number d of coordinates of phi
     :param hidden_size: width of the network of the learned part
-    :param n_layers: number of affine-and-spline pairs, the paper's capacity ablation
     :param n_bins: bins of each spline
     :param activation: activation of the network
     :param prior_spread: prior standard deviation of shift and tilt, in standard deviations of b
@@ -181,7 +179,6 @@ class AleatoricFlow(ConditionalDensity):
         context_dim: int,
         phi_dim: int,
         hidden_size: int = 64,
-        n_layers: int = 1,
         n_bins: int = 16,
         activation: type[nn.Module] = nn.SiLU,
         prior_spread: float = 0.5,
@@ -192,322 +189,48 @@ class AleatoricFlow(ConditionalDensity):
     ) -> None:
         super().__init__(context_dim, feature_dim)
         self.sizes = [1, 1, n_bins, n_bins, n_bins - 1]
-        self.shape = _mlp(context_dim, hidden_size, n_layers * sum(self.sizes), activation)
+        self.shape = mlp(context_dim, hidden_size, sum(self.sizes), activation)
         self.uncertain = UncertainWeights(feature_dim or context_dim, phi_dim, prior_spread, prior_variance, feature_scale, seed)
 
-    def layers(self, context: Tensor) -> list[Layer]:
-        """The learned transforms from b to noise, with parameters (*B, N, ...)."""
+    def layer(self, context: Tensor) -> Layer:
+        """The learned transform between b and noise, with parameters (*B, N, ...)."""
         # split and not slices: the gradient of a slice fills a whole tensor with zeros, which took half of the backward pass
-        parts = self.shape(self._learned(context)).unflatten(-1, (-1, sum(self.sizes))).split(self.sizes, -1)
-        return [Layer(loc, _squash(log_scale), Spline(*knots)) for loc, log_scale, *knots in _stacked(parts)]
+        loc, log_scale, *knots = self.shape(self._learned(context)).split(self.sizes, -1)
+        return Layer(loc, squash(log_scale), Spline(*knots))
 
-    def log_prob(self, b: Tensor, context: Tensor, phi: Tensor, base_precision: float = 1.0) -> Tensor:
+    def push(self, b: Tensor, context: Tensor, phi: Tensor) -> tuple[Tensor, Tensor]:
         shift, tilt = self.uncertain(self._fixed(context), phi)
-        return _log_prob(b, self.layers(context), shift, tilt, base_precision)
+        z, ladj = self.layer(context).push(b.unsqueeze(-1) - shift)
+        return (z - tilt).mT.unsqueeze(-1), ladj.mT
 
     def moments(self, context: Tensor, phi: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of b, each (*B, S, N), by quadrature of the distribution function (four nodes per bin)."""
-        return _moments(self.layers(context), *self.uncertain(self._fixed(context), phi))
+        mean, variance = self.layer(context).moments(*self.uncertain(self._fixed(context), phi))
+        return mean.mT, variance.mT
 
-    def log_prob_and_moments(
-        self, b: Tensor, context: Tensor, phi: Tensor, base_precision: float = 1.0
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        layers, (shift, tilt) = self.layers(context), self.uncertain(self._fixed(context), phi)
-        log_prob = _log_prob(b, layers, shift, tilt, base_precision)
+    def log_prob_and_moments(self, b: Tensor, context: Tensor, phi: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        layer, (shift, tilt) = self.layer(context), self.uncertain(self._fixed(context), phi)
+        z, ladj = layer.push(b.unsqueeze(-1) - shift)
         with torch.no_grad():
-            return log_prob, _moments(layers, shift, tilt)
+            mean, variance = layer.moments(shift, tilt)
+        return (standard_normal_log_prob(z - tilt) + ladj).mT, (mean.mT, variance.mT)
 
     def rsample(self, context: Tensor, phi: Tensor, n: int) -> Tensor:
         shift, tilt = self.uncertain(self._fixed(context), phi)
         z = (tilt.unsqueeze(-1) + torch.randn(*tilt.shape, n, dtype=tilt.dtype, device=tilt.device)).flatten(-2)
-        for layer in reversed(self.layers(context)):
-            z = layer.pull(z)
-        return (shift.unsqueeze(-1) + z.unflatten(-1, (-1, n))).transpose(-2, -3)
+        v = self.layer(context).pull(z)
+        return (shift.unsqueeze(-1) + v.unflatten(-1, (-1, n))).transpose(-2, -3)
 
 
-class SliceFlow(ConditionalDensity):
-    r"""The paper's own aleatoric flow: a two-dimensional inverse autoregressive flow, cut down to one dimension.
-
-    Noise :math:`z \in \mathbb{R}^2` passes ``n_layers`` times through an inverse autoregressive transform, an LU linear map and a
-    permutation; of the result v, :math:`b = \delta_\phi(c) + \mu(c) + \sigma(c) v_1` is kept and :math:`v_2` dropped. With a
-    learned :math:`r(v_2 \mid v_1, c)` that lifts b back to two dimensions, there is only a lower bound of the log density,
-
-    .. math:: \log p(b \mid c, \phi) + \log \sigma(c)
-              \ge \mathbb{E}_{v_2 \sim r} [\log p(v_1, v_2 \mid c, \phi) - \log r(v_2 \mid v_1, c)],
-
-    of which :meth:`log_prob` draws one sample. Mean and variance are estimated with stratified noise. The paper's Abs layers are
-    left out: they forbid negative b. An option for comparison; :class:`AleatoricFlow` is exact and faster.
-
-    :param context_dim: size C of the context
-    :param phi_dim: number d of coordinates of phi
-    :param hidden_size: width of the networks
-    :param n_layers: number of autoregressive transforms
-    :param activation: activation of the networks
-    :param prior_spread: prior standard deviation of shift and tilt, in standard deviations of b
-    :param prior_variance: variance of phi under the prior
-    :param feature_scale: how fast the random features change with the context
-    :param feature_dim: size of the part of the context that the random features are taken of, see :class:`ConditionalDensity`
-    :param n_strata: strata per dimension of the noise
-    :param seed: seed of the random features
-    """
-
-    def __init__(
-        self,
-        context_dim: int,
-        phi_dim: int,
-        hidden_size: int = 64,
-        n_layers: int = 1,
-        activation: type[nn.Module] = nn.SiLU,
-        prior_spread: float = 0.5,
-        prior_variance: float = 0.1,
-        feature_scale: float = 2.0,
-        feature_dim: int | None = None,
-        n_strata: int = 8,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(context_dim, feature_dim)
-        self.n_layers, self.n_strata = n_layers, n_strata
-        self.trunk = nn.Sequential(_mlp(context_dim, hidden_size, hidden_size, activation, zero=False), activation())
-        self.affine = _zero(nn.Linear(hidden_size, 2))
-        self.lift = _mlp(hidden_size + 1, hidden_size, 2, activation)
-        blocks = [layer for _ in range(n_layers) for layer in _slice_layers(hidden_size, activation)]
-        self.transform = zuko.lazy.LazyComposedTransform(*blocks)
-        self.uncertain = UncertainWeights(feature_dim or context_dim, phi_dim, prior_spread, prior_variance, feature_scale, seed)
-        float_state(self)
-
-    def log_prob(self, b: Tensor, context: Tensor, phi: Tensor, base_precision: float = 1.0) -> Tensor:
-        shift, tilt = self.uncertain(self._fixed(context), phi)
-        features, loc, log_scale = self._condition(context, shift)
-        v1 = (b.unsqueeze(-1) - shift - loc) * torch.exp(-log_scale)
-        v2, log_r = self._sample_lift(v1, features)
-        z, ladj = self.transform(features).inv.call_and_ladj(torch.stack([v1, v2], -1))
-        log_base = standard_normal_log_prob(z - self._tilted(tilt), base_precision).sum(-1)
-        return (log_base + ladj - log_r - log_scale).mT
-
-    def moments(self, context: Tensor, phi: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance of b, each (*B, S, N), estimated with stratified noise."""
-        noise = _stratified_noise(self.n_strata, phi)
-        b = self._generate(context, phi, noise.view(-1, *[1] * max(context.dim(), phi.dim()), 2))
-        return b.mean(-1), b.var(-1)
-
-    def rsample(self, context: Tensor, phi: Tensor, n: int) -> Tensor:
-        n_contexts, n_hypotheses = context.shape[-2], phi.shape[-2]
-        batch = torch.broadcast_shapes(context.shape[:-2], phi.shape[:-2])
-        noise = torch.randn(n, *batch, n_contexts, n_hypotheses, 2, dtype=phi.dtype, device=phi.device)
-        return self._generate(context, phi, noise)
-
-    def _generate(self, context: Tensor, phi: Tensor, noise: Tensor) -> Tensor:
-        """Bellman samples (*B, S, N, n) from noise (n, *B, N, S, 2)."""
-        shift, tilt = self.uncertain(self._fixed(context), phi)
-        features, loc, log_scale = self._condition(context, shift)
-        v1 = self.transform(features)(noise + self._tilted(tilt))[..., 0]
-        return (shift + loc + torch.exp(log_scale) * v1).mT.movedim(0, -1)
-
-    def _tilted(self, tilt: Tensor) -> Tensor:
-        """The tilt in two dimensions (..., 2): on the coordinate that the permutations carry to b."""
-        pair = (tilt, torch.zeros_like(tilt)) if self.n_layers % 2 == 0 else (torch.zeros_like(tilt), tilt)
-        return torch.stack(pair, -1)
-
-    def _condition(self, context: Tensor, shift: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Features (*B, N, S, H), the same for all hypotheses, and location and log scale (*B, N, 1)."""
-        features = self.trunk(self._learned(context))
-        loc, log_scale = self.affine(features).split(1, -1)
-        return features.unsqueeze(-2).expand(*shift.shape, -1), loc, _squash(log_scale)
-
-    def _sample_lift(self, v1: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """A sample of the dropped coordinate and its log density."""
-        loc, log_scale = self.lift(torch.cat([features, v1.unsqueeze(-1)], -1)).unbind(-1)
-        noise, log_scale = torch.randn_like(loc), _squash(log_scale)
-        return loc + torch.exp(log_scale) * noise, standard_normal_log_prob(noise) - log_scale
-
-
-class Spline(zuko.transforms.MonotonicRQSTransform):
-    """zuko's monotonic rational-quadratic spline for values (*B, N, Q) that share knots (*B, N, K + 1), safe in float32."""
-
-    def searchsorted(self, seq: Tensor, value: Tensor) -> Tensor:
-        seq = seq.detach().expand(*value.shape[:-1], -1)
-        return torch.searchsorted(seq.contiguous(), value.detach().contiguous())
-
-    def bin(self, k: Tensor) -> tuple[Tensor, ...]:
-        mask = torch.logical_and(k >= 0, k < self.bins)
-        k = k.clamp(0, self.bins - 1)
-        knots = [x.expand(*k.shape[:-1], -1) for x in (self.horizontal, self.vertical, self.derivatives)]
-        (x0, y0, d0), (x1, y1, d1) = ([x.gather(-1, i) for x in knots] for i in (k, k + 1))
-        return mask, x0, x1, y0, y1, d0, d1, (y1 - y0) / (x1 - x0)
-
-    def _inverse(self, y: Tensor) -> Tensor:
-        mask, x0, x1, y0, y1, d0, d1, s = self.bin(self.searchsorted(self.vertical, y) - 1)
-        height = torch.where(mask, (y - y0) / (y1 - y0), 0.0)
-        curve = height * (d0 + d1 - 2 * s)
-        a, b, c = s - d0 + curve, d0 - curve, -s * height
-        # Rounding can push the discriminant below zero (zuko: NaN), and the gradient of a root is infinite at zero.
-        root = (b.square() - 4 * a * c).clamp_min(1e-12).sqrt()
-        return torch.where(mask, x0 + (2 * c / (-b - root)).clamp(0.0, 1.0) * (x1 - x0), y)
-
-    def nodes(self, positions: Iterable[float]) -> Iterator[Tensor]:
-        """The spline at relative positions t of all bins, (..., K) for each t: no search needed."""
-        y0, rise = self.vertical[..., :-1].contiguous(), self.vertical.diff(dim=-1)
-        d0, slope = self.derivatives[..., :-1].contiguous(), rise / self.horizontal.diff(dim=-1)
-        curve = d0 + self.derivatives[..., 1:] - 2 * slope
-        for t in positions:
-            mixed = t * (1 - t)
-            yield y0 + rise * (t**2 * slope).add(d0, alpha=mixed) / slope.add(curve, alpha=mixed)
-
-
-class Layer(NamedTuple):
-    """One transform of b: subtract ``loc``, divide by exp(``log_scale``), bend by ``spline``."""
-
-    loc: Tensor
-    log_scale: Tensor
-    spline: Spline
-
-    def push(self, b: Tensor) -> tuple[Tensor, Tensor]:
-        """Towards noise: the value and the log derivative."""
-        z, ladj = self.spline.call_and_ladj((b - self.loc) * torch.exp(-self.log_scale))
-        return z, ladj - self.log_scale
-
-    def pull(self, z: Tensor) -> Tensor:
-        """From noise."""
-        return self.loc + torch.exp(self.log_scale) * self.spline._inverse(z)
-
-
-def _log_prob(b: Tensor, layers: Sequence[Layer], shift: Tensor, tilt: Tensor, base_precision: float) -> Tensor:
-    """Log density (*B, S, N) of b (*B, N), given the transforms and the shift and tilt (*B, N, S) of each hypothesis."""
-    z, ladj = _push(layers, b.unsqueeze(-1) - shift)
-    return (standard_normal_log_prob(z - tilt, base_precision) + ladj).mT
-
-
-def _moments(layers: Sequence[Layer], shift: Tensor, tilt: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of b, each (*B, S, N), given the transforms and the shift and tilt (*B, N, S) of each hypothesis."""
-    first, *rest = layers
-    grid = _refined_grid(first.spline, rest) if rest else _bin_grid(first.spline)
-    mean, variance = _integrate(grid, tilt)
-    scale = torch.exp(first.log_scale)
-    return (shift + first.loc + scale * mean).mT, (scale.square() * variance).mT
-
-
-class Grid(NamedTuple):
-    """Where the noise z(x) is known: at ``edges`` x (..., M + 1), and at relative positions ``t`` between them (..., M)."""
-
-    edges: Tensor
-    z_edges: Tensor
-    z_nodes: Iterable[Tensor]
-    t: Sequence[float]
-    weights: Sequence[float]
-
-
-def _bin_grid(spline: Spline, n_nodes: int = 4) -> Grid:
-    """A grid on the knots of one spline."""
-    t, weights = _legendre(n_nodes)
-    return Grid(spline.horizontal, spline.vertical, spline.nodes(t), t, weights)
-
-
-def _refined_grid(first: Spline, rest: Sequence[Layer], n_nodes: int = 4, limit: float = 9.0) -> Grid:
-    """A grid for stacked layers: the knots of all layers and whole numbers of noise, pulled back to the first spline's x.
-
-    The edges carry no gradient: moving them does not move the integral.
-    """
-    with torch.no_grad():
-        edges = torch.arange(-limit, limit + 1, dtype=first.vertical.dtype, device=first.vertical.device)
-        edges = edges.expand(*first.vertical.shape[:-1], -1)
-        for layer in reversed(rest):
-            edges = layer.pull(torch.cat([edges, layer.spline.vertical], -1))
-        edges = first._inverse(torch.cat([edges, first.vertical], -1)).sort(-1).values
-    left, width, (t, weights) = edges[..., :-1], edges.diff(dim=-1), _legendre(n_nodes)
-    z_edges, *z_nodes = (_push(rest, first(x))[0] for x in (edges, *(left + position * width for position in t)))
-    return Grid(edges, z_edges, z_nodes, t, weights)
-
-
-def _integrate(grid: Grid, tilt: Tensor) -> tuple[Tensor, Tensor]:
-    r"""Mean and variance of x, each (..., S), where z(x) is normal with mean ``tilt`` (..., S) and unit variance.
-
-    Between neighbouring edges integration by parts gives :math:`\int x\, dF = x_0 \Delta F + \int (F_1 - F)\, dx`, and F is
-    smooth there. Compared with two nodes of the quantile function per bin this is ten times as exact, and needs no inverse.
-    Beyond the last edges z grows as x does, which leaves moments of a cut normal distribution.
-    """
-    edges, center = grid.edges.unsqueeze(-2), tilt.unsqueeze(-1)
-    cdf = _cdf(grid.z_edges.unsqueeze(-2) - center)
-    left, width, mass = edges[..., :-1], edges.diff(dim=-1), cdf.diff(dim=-1)
-    area = lever = torch.zeros_like(mass)
-    for z, t, weight in zip(grid.z_nodes, grid.t, grid.weights, strict=True):
-        above = cdf[..., 1:] - _cdf(z.unsqueeze(-2) - center)
-        area, lever = area.add(above, alpha=weight), lever.add(above, alpha=weight * t)
-    ends = (grid.z_edges[..., i].unsqueeze(-1) - tilt for i in (0, -1))
-    tails = [_tail(edges[..., i], sign * z, sign) for i, sign, z in zip((0, -1), (1.0, -1.0), ends, strict=True)]
-    mean = (left * mass + width * area).sum(-1) + sum(edge * p + first for edge, p, first, _ in tails)
-    offset = left - mean.unsqueeze(-1)
-    variance = (offset.square() * mass + 2 * width * (offset * area + width * lever)).sum(-1)
-    for edge, p, first, second in tails:
-        variance = variance + (edge - mean).square() * p + 2 * (edge - mean) * first + second
-    return mean, variance.clamp_min(0.0)
-
-
-def _tail(edge: Tensor, z: Tensor, sign: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    r"""An edge, the mass beyond it and two moments around it, :math:`\int_{-\infty}^z (u - z)^k\, d\Phi(u)` for k = 0, 1, 2.
-
-    :param edge: the edge
-    :param z: noise at the edge, mirrored for the upper tail
-    :param sign: 1 for the lower tail, -1 for the upper one
-    """
-    mass, density = _cdf(z), torch.exp(standard_normal_log_prob(z))
-    return edge, mass, -sign * (density + z * mass), (1 + z.square()) * mass + z * density
-
-
-def _cdf(z: Tensor) -> Tensor:
-    """Standard normal distribution function; unlike torch.special.ndtr it is vectorised."""
-    return 0.5 + 0.5 * torch.erf(z * math.sqrt(0.5))
-
-
-@lru_cache  # numpy solves an eigenvalue problem for them
-def _legendre(n: int) -> tuple[list[float], list[float]]:
-    """Gauss-Legendre nodes and weights on [0, 1]."""
-    nodes, weights = np.polynomial.legendre.leggauss(n)
-    return ((nodes + 1) / 2).tolist(), (weights / 2).tolist()
-
-
-def _push(layers: Sequence[Layer], b: Tensor) -> tuple[Tensor, Tensor]:
-    """Through all layers towards noise: the value and the log derivative."""
-    total = torch.zeros_like(b)
-    for layer in layers:
-        b, ladj = layer.push(b)
-        total = total + ladj
-    return b, total
-
-
-def _stacked(parts: Iterable[Tensor]) -> Iterator[tuple[Tensor, ...]]:
-    """Parameters (..., L, K) of each kind, regrouped by layer."""
-    return zip(*(part.unbind(-2) for part in parts), strict=True)
-
-
-def _squash(log_scale: Tensor) -> Tensor:
-    """Keep scales between 1e-3 and 1e3, as zuko does."""
-    return log_scale / (1 + (log_scale / math.log(1e-3)).abs())
-
-
-def _mlp(in_size: int, hidden_size: int, out_size: int, activation: type[nn.Module], zero: bool = True) -> nn.Sequential:
-    """Two hidden layers; with ``zero`` the output starts at zero."""
+def mlp(in_size: int, hidden_size: int, out_size: int, activation: type[nn.Module], zero_output: bool = True) -> nn.Sequential:
+    """Two hidden layers; with ``zero_output`` it starts at zero."""
     last = nn.Linear(hidden_size, out_size)
     hidden = [nn.Linear(in_size, hidden_size), activation(), nn.Linear(hidden_size, hidden_size), activation()]
-    return nn.Sequential(*hidden, _zero(last) if zero else last)
+    return nn.Sequential(*hidden, zero(last) if zero_output else last)
 
 
-def _zero(layer: nn.Linear) -> nn.Linear:
+def zero(layer: nn.Linear) -> nn.Linear:
+    """The layer, which now gives zero."""
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
     return layer
-
-
-def _slice_layers(context_dim: int, activation: type[nn.Module]) -> list[nn.Module]:
-    """Autoregressive in the noise, so that samples take one pass; then LU linear and permutation."""
-    return [
-        zuko.flows.MaskedAutoregressiveTransform(2, context_dim, hidden_features=[context_dim], activation=activation),
-        zuko.lazy.UnconditionalTransform(zuko.transforms.LULinearTransform, torch.eye(2)),
-        zuko.lazy.UnconditionalTransform(zuko.transforms.PermutationTransform, torch.tensor([1, 0]), buffer=True),
-    ]
-
-
-def _stratified_noise(n_strata: int, like: Tensor) -> Tensor:
-    """Normal noise (n_strata^2, 2) with one point in each cell of a grid of equal probabilities."""
-    cells = torch.cartesian_prod(*[torch.arange(n_strata, dtype=like.dtype, device=like.device)] * 2)
-    uniform = (cells + torch.rand_like(cells)) / n_strata
-    return torch.special.ndtri(uniform.clamp(1e-6, 1 - 1e-6))

@@ -31,10 +31,6 @@ def float_state(module: nn.Module) -> None:
         child._non_persistent_buffers_set.update(names)
 
 
-def standard_normal_log_prob(z: Tensor, precision: float = 1.0) -> Tensor:
-    r""":math:`-\tfrac{\lambda}{2} z^2 - \tfrac{1}{2} \log 2\pi`, elementwise.
-
-    :param z: base samples
-    :param precision: :math:`\lambda`; 1 is the standard normal, 2 the density as printed in the paper (without the 1/2)
-    """
-    return -0.5 * precision * z.square() - 0.5 * LOG_2PI
+def standard_normal_log_prob(z: Tensor) -> Tensor:
+    r""":math:`-\tfrac{1}{2} z^2 - \tfrac{1}{2} \log 2\pi`, elementwise."""
+    return -0.5 * z.square() - 0.5 * LOG_2PI

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, Independent, MultivariateNormal, Normal
-from torch.func import functional_call, vmap
 
 from sb3_ben.flows.base import float_state, standard_normal_log_prob, zuko
 
-__all__ = ["EpistemicFlow", "RowAdam", "StackedEpistemicFlow", "default_prior", "prior_log_prob"]
+__all__ = ["EpistemicFlow", "MeanField", "antithetic_noise", "default_prior", "make_epistemic_flow", "prior_log_prob"]
 
 # Past this size the masked networks and the dense linear layer cost more than the dependencies they model are worth.
 MAX_FLOW_DIM = 300
@@ -60,19 +57,30 @@ class EpistemicFlow(nn.Module):
     :param phi_dim: number of coordinates of phi
     :param prior: prior over phi that psi is fitted to at construction, N(0, 0.1 I) if not given
     :param hidden_size: width of the masked networks, raised to ``phi_dim`` where it is smaller
-    :param kind: ``"flow"``, ``"gaussian"`` (mean field) or ``"auto"`` (mean field past 300 coordinates)
     """
 
-    def __init__(self, phi_dim: int, prior: Distribution | None = None, hidden_size: int = 64, kind: str = "auto") -> None:
+    def __init__(self, phi_dim: int, prior: Distribution | None = None, hidden_size: int = 64) -> None:
         super().__init__()
-        if kind not in ("auto", "flow", "gaussian"):
-            raise ValueError(f"Unknown kind of epistemic flow: {kind!r}")
         self.phi_dim = phi_dim
-        self.kind = ("gaussian" if phi_dim > MAX_FLOW_DIM else "flow") if kind == "auto" else kind
-        layers = [_act_norm(phi_dim)] if self.kind == "gaussian" else _paper_layers(phi_dim, hidden_size)
-        self.transform = zuko.lazy.LazyComposedTransform(*layers)
+        self.transform = zuko.lazy.LazyComposedTransform(*self._layers(phi_dim, hidden_size))
         float_state(self)
         self.fit_to_prior(prior if prior is not None else default_prior(phi_dim))
+
+    @staticmethod
+    def _layers(phi_dim: int, hidden_size: int) -> list[nn.Module]:
+        """ActNorm, masked autoregressive, ActNorm, masked autoregressive, LU linear, permutation."""
+        order = torch.arange(phi_dim)
+        # A hidden layer narrower than phi silently drops dependencies between coordinates.
+        hidden = [max(hidden_size, phi_dim)]
+        masked = zuko.flows.MaskedAutoregressiveTransform
+        return [
+            _act_norm(phi_dim),
+            masked(phi_dim, order=order, hidden_features=hidden),
+            _act_norm(phi_dim),
+            masked(phi_dim, order=order.flip(0), hidden_features=hidden),
+            zuko.lazy.UnconditionalTransform(zuko.transforms.LULinearTransform, torch.eye(phi_dim)),
+            zuko.lazy.UnconditionalTransform(zuko.transforms.PermutationTransform, order.flip(0), buffer=True),
+        ]
 
     def forward(self, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Map noise to weights.
@@ -89,7 +97,7 @@ class EpistemicFlow(nn.Module):
         :param n: number of samples
         :return: phi (n, d) and log q(phi) (n,)
         """
-        return self(_antithetic_noise((), n, self))
+        return self(antithetic_noise((), n, self.phi_dim, next(self.parameters())))
 
     def log_prob(self, phi: Tensor) -> Tensor:
         """Log density of given weights, by the slow direction.
@@ -109,25 +117,20 @@ class EpistemicFlow(nn.Module):
         :return: Monte Carlo estimate of KL(q || prior) after the fit
         """
         gaussian = _gaussian_moments(prior)
-        if gaussian is not None:
-            self._set_gaussian(*gaussian)
-        if gaussian is None or (self.kind == "gaussian" and not _is_diagonal(gaussian[1])):
+        if gaussian is None or not self._set_gaussian(*gaussian):
             _minimise_kl(self, prior, steps, n_samples)
         with torch.no_grad():
             phi, log_q = self.rsample_and_log_prob(1024)
             return float((log_q - prior_log_prob(prior, phi)).mean())
 
     @torch.no_grad()
-    def _set_gaussian(self, mean: Tensor, covariance: Tensor) -> None:
-        r"""Make the flow :math:`\mathcal{N}(\mu, \Sigma)`.
+    def _set_gaussian(self, mean: Tensor, covariance: Tensor) -> bool:
+        r"""Make the flow :math:`\mathcal{N}(\mu, \Sigma)`, and say whether it is now.
 
         With the masked networks at zero only the last ActNorm, the LU layer and the flip of coordinates act:
         :math:`\phi = J L (D z + m)` with :math:`J \Sigma J = L D D L^\top`, L unit lower triangular and :math:`m = L^{-1} J \mu`.
         """
         layers = self.transform.transforms
-        if self.kind == "gaussian":
-            _set_act_norm(layers[0], mean, covariance.diagonal().sqrt())
-            return
         for layer in layers[1], layers[3]:
             _zero_output(layer)
         cholesky = torch.linalg.cholesky(covariance.flip(0, 1))
@@ -137,94 +140,29 @@ class EpistemicFlow(nn.Module):
         _set_act_norm(layers[0], torch.zeros_like(mean), torch.ones_like(mean))
         _set_act_norm(layers[2], shift, scale)
         layers[4]._0.copy_(unit)
+        return True
 
 
-class StackedEpistemicFlow(nn.Module):
-    r"""One :class:`EpistemicFlow` per environment, evaluated together: the episodic belief.
+class MeanField(EpistemicFlow):
+    """The variational posterior without dependencies between coordinates: one affine layer."""
 
-    Every parameter has a leading dimension E. Row e is psi of environment e, and psi_0 is kept beside them for the resets.
-
-    :param flow: the flow whose parameters are psi_0; it is copied
-    :param n_envs: number of environments E
-    """
-
-    def __init__(self, flow: EpistemicFlow, n_envs: int) -> None:
-        super().__init__()
-        self.n_envs = n_envs
-        self.phi_dim = flow.phi_dim
-        self.initial = copy.deepcopy(flow).requires_grad_(False)
-        rows = {_mangle(name): value.expand(n_envs, *value.shape).clone() for name, value in self.initial.named_parameters()}
-        self.psi = nn.ParameterDict({name: nn.Parameter(value) for name, value in rows.items()})
-
-    def forward(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Map noise to weights, each row with its own psi.
-
-        :param noise: standard normal noise (E, n, d)
-        :return: phi (E, n, d) and log q(phi) (E, n)
-        """
-        psi = {name: self.psi[_mangle(name)] for name, _ in self.initial.named_parameters()}
-        return vmap(lambda row, z: functional_call(self.initial, row, (z,)))(psi, noise)
-
-    def rsample_and_log_prob(self, n: int) -> tuple[Tensor, Tensor]:
-        """Draw n hypotheses for every environment: phi (E, n, d) and log q(phi) (E, n)."""
-        return self(_antithetic_noise((self.n_envs,), n, self))
+    @staticmethod
+    def _layers(phi_dim: int, hidden_size: int) -> list[nn.Module]:
+        return [_act_norm(phi_dim)]
 
     @torch.no_grad()
-    def reset(self, mask: Tensor) -> None:
-        """Copy psi_0 into the chosen rows (the optimiser has rows of its own: :meth:`RowAdam.reset`).
-
-        :param mask: environments whose episode starts (E,)
-        """
-        for name, value in self.initial.named_parameters():
-            self.psi[_mangle(name)][mask.bool()] = value
+    def _set_gaussian(self, mean: Tensor, covariance: Tensor) -> bool:
+        _set_act_norm(self.transform.transforms[0], mean, covariance.diagonal().sqrt())
+        return torch.equal(covariance, covariance.diagonal().diag())
 
 
-class RowAdam(torch.optim.Optimizer):
-    """Adam for stacked parameters: each row counts its own steps, so that resetting a row gives a fresh Adam for it.
+def make_epistemic_flow(phi_dim: int, prior: Distribution | None = None) -> EpistemicFlow:
+    """The paper's flow, or mean field where it would cost more than the dependencies that it models are worth.
 
-    ``torch.optim.Adam`` shares one step count: with its moments zeroed late in a run, a row starts with steps thrice as long.
-
-    :param params: parameters with a leading dimension E
-    :param lr: learning rate
-    :param betas: decay rates of the two moments
-    :param eps: added to the root of the second moment
+    :param phi_dim: number of coordinates of phi
+    :param prior: prior over phi that psi is fitted to
     """
-
-    def __init__(
-        self, params: Iterable[Any], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
-    ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, **{k: group[k] for k in ("lr", "betas", "eps")})
-
-    def _update(self, parameter: Tensor, grad: Tensor, lr: float, betas: tuple[float, float], eps: float) -> None:
-        state, (beta1, beta2) = self._state(parameter), betas
-        state["step"] += 1
-        state["exp_avg"].lerp_(grad, 1 - beta1)
-        state["exp_avg_sq"].lerp_(grad.square(), 1 - beta2)
-        scale = (state["exp_avg_sq"] / (1 - beta2 ** state["step"])).sqrt_().add_(eps)
-        parameter.sub_(lr * state["exp_avg"] / (1 - beta1 ** state["step"]) / scale)
-
-    def _state(self, parameter: Tensor) -> dict[str, Tensor]:
-        state = self.state[parameter]
-        if not state:
-            state["step"] = parameter.new_zeros(len(parameter), *[1] * (parameter.dim() - 1))
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
-        return state
-
-    def reset(self, mask: Tensor) -> None:
-        """Forget the moments and the step counts of the chosen rows.
-
-        :param mask: rows to reset (E,)
-        """
-        for state in self.state.values():
-            for value in state.values():
-                value[mask.bool()] = 0.0
+    return (EpistemicFlow if phi_dim <= MAX_FLOW_DIM else MeanField)(phi_dim, prior)
 
 
 def _affine(shift: Tensor, log_scale: Tensor) -> Any:
@@ -235,22 +173,6 @@ def _affine(shift: Tensor, log_scale: Tensor) -> Any:
 def _act_norm(phi_dim: int) -> nn.Module:
     """Elementwise affine layer with free shift and log scale."""
     return zuko.lazy.UnconditionalTransform(_affine, torch.zeros(phi_dim), torch.zeros(phi_dim))
-
-
-def _paper_layers(phi_dim: int, hidden_size: int) -> list[nn.Module]:
-    """ActNorm, masked autoregressive, ActNorm, masked autoregressive, LU linear, permutation."""
-    order = torch.arange(phi_dim)
-    # A hidden layer narrower than phi silently drops dependencies between coordinates.
-    hidden = [max(hidden_size, phi_dim)]
-    masked = zuko.flows.MaskedAutoregressiveTransform
-    return [
-        _act_norm(phi_dim),
-        masked(phi_dim, order=order, hidden_features=hidden),
-        _act_norm(phi_dim),
-        masked(phi_dim, order=order.flip(0), hidden_features=hidden),
-        zuko.lazy.UnconditionalTransform(zuko.transforms.LULinearTransform, torch.eye(phi_dim)),
-        zuko.lazy.UnconditionalTransform(zuko.transforms.PermutationTransform, order.flip(0), buffer=True),
-    ]
 
 
 def _set_act_norm(layer: nn.Module, shift: Tensor, scale: Tensor) -> None:
@@ -288,10 +210,6 @@ def _gaussian_moments(prior: Distribution) -> tuple[Tensor, Tensor] | None:
     return None
 
 
-def _is_diagonal(matrix: Tensor) -> bool:
-    return torch.equal(matrix, matrix.diagonal().diag())
-
-
 def _minimise_kl(flow: EpistemicFlow, prior: Distribution, steps: int, n_samples: int, lr: float = 1e-2) -> None:
     """Fit the flow to a prior by gradient descent on KL(q || prior)."""
     optimizer = torch.optim.Adam(flow.parameters(), lr=lr)
@@ -304,16 +222,10 @@ def _minimise_kl(flow: EpistemicFlow, prior: Distribution, steps: int, n_samples
         schedule.step()
 
 
-def _antithetic_noise(batch: tuple[int, ...], n: int, flow: EpistemicFlow | StackedEpistemicFlow) -> Tensor:
-    """Standard normal noise (*batch, n, d) in pairs z, -z.
+def antithetic_noise(batch: tuple[int, ...], n: int, dim: int, like: Tensor) -> Tensor:
+    """Standard normal noise (*batch, n, dim) in pairs z, -z.
 
     What is linear in phi cancels within a pair: the predictive mean that Q is pulled to is far less noisy for it.
     """
-    parameter = next(flow.parameters())
-    noise = torch.randn(*batch, (n + 1) // 2, flow.phi_dim, device=parameter.device, dtype=parameter.dtype)
+    noise = torch.randn(*batch, (n + 1) // 2, dim, device=like.device, dtype=like.dtype)
     return torch.cat((noise, -noise), dim=-2)[..., :n, :]
-
-
-def _mangle(name: str) -> str:
-    """A parameter's dotted name as a key of a ParameterDict, which forbids dots."""
-    return name.replace(".", "__")

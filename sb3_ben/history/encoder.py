@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch as th
 from gymnasium import spaces
@@ -10,86 +10,13 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, create_mlp
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
-from torch.nn import functional as F
 
-from sb3_ben.common.checks import check
-from sb3_ben.history.samples import map_observations
+from sb3_ben.history.cells import CELLS, Hidden, linear_scan
+from sb3_ben.history.samples import NO_ACTION, Observed, map_observations
 
-__all__ = ["RNN_TYPES", "Hidden", "HistoryInput", "HistoryQNetwork", "RandomEncoder", "select_rows"]
-
-#: hidden state of the recurrent layer, one entry for a GRU, two for an LSTM, none without memory; each ``(layers, batch, size)``
-Hidden = tuple[th.Tensor, ...]
+__all__ = ["HistoryInput", "HistoryQNetwork", "Pass", "RandomEncoder"]
 
 REWARD_CLIP = 10.0  # standard deviations
-
-
-def select_rows(mask: th.Tensor, fresh: Hidden, old: Hidden) -> Hidden:
-    """Hidden states, taken from ``fresh`` for the environments in the mask and from ``old`` for the others."""
-    return tuple(th.where(mask[None, :, None], new, kept) for new, kept in zip(fresh, old, strict=True))
-
-
-def linear_scan(inputs: th.Tensor, decay: th.Tensor, before: th.Tensor | None = None) -> th.Tensor:
-    r"""The linear recurrence :math:`z_t = \lambda \odot z_{t-1} + x_t` over all steps, in a logarithmic number of passes.
-
-    :param inputs: x ``(T, B, size)``
-    :param decay: lambda ``(size,)``
-    :param before: z before the first step ``(B, size)``, nothing if not given
-    """
-    if before is not None and len(inputs) == 1:
-        return inputs + decay * before
-    z = inputs if before is None else th.cat((inputs[:1] + decay * before, inputs[1:]))
-    stride = 1
-    while stride < len(z):  # twice as far back in every pass
-        z = th.cat((z[:stride], z[stride:] + decay * z[:-stride]))
-        stride, decay = 2 * stride, decay.square()
-    return z
-
-
-class LinearRNN(nn.Module):
-    r"""Recurrent layers that add up evidence: :math:`z_t = \lambda \odot z_{t-1} + W x_t`, and :math:`z_t + D x_t` as output.
-
-    What the layers before it make of one step is weighed and summed, each sum with a learned time constant. That is what beliefs
-    do (log-odds of independent observations add up), no gradient vanishes on the way, and a pass over T steps takes
-    log2 T operations instead of T. Arguments and calls are those of ``torch.nn.GRU``.
-
-    :param input_size: number of inputs
-    :param hidden_size: number of sums
-    :param num_layers: number of layers, with ReLU between them
-    :param max_time: the longest of the initial time constants, in steps; the shortest is a thousandth of it
-    """
-
-    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, max_time: float = 300.0) -> None:
-        super().__init__()
-        check(0 < max_time < float("inf"), f"`max_time` must be positive and finite, got {max_time}")
-        sizes = [input_size] + [hidden_size] * num_layers
-        self.inputs = nn.ModuleList(nn.Linear(size, hidden_size) for size in sizes[:-1])
-        self.skips = nn.ModuleList(nn.Linear(size, hidden_size, bias=False) for size in sizes[:-1])
-        times = th.logspace(-3, 0, hidden_size) * max_time
-        self.log_times = nn.Parameter(times.log().repeat(num_layers, 1))
-
-    def forward(self, inputs: th.Tensor, hidden: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
-        """Outputs ``(T, B, hidden_size)`` and the memory after the last step ``(num_layers, B, hidden_size)``."""
-        outputs, sums = self.scan(inputs, hidden)
-        return outputs, th.stack([z[-1] for z in sums])
-
-    def scan(self, inputs: th.Tensor, hidden: th.Tensor) -> tuple[th.Tensor, list[th.Tensor]]:
-        """Outputs ``(T, B, hidden_size)`` and the memory after every step, in each layer ``(T, B, hidden_size)``."""
-        sums: list[th.Tensor] = []
-        for weigh, skip, log_time, before in zip(self.inputs, self.skips, self.log_times, hidden, strict=True):
-            inputs = F.relu(inputs) if sums else inputs
-            decay = th.exp(-th.exp(-log_time))
-            # the variance of a sum does not depend on its time constant
-            sums.append(linear_scan(weigh(inputs) * (1 - decay.square()).sqrt(), decay, before))
-            inputs = sums[-1] + skip(inputs)
-        return inputs, sums
-
-
-RNN_TYPES: dict[str, type[nn.LSTM] | type[nn.GRU] | type[LinearRNN] | None] = {
-    "lstm": nn.LSTM,
-    "gru": nn.GRU,
-    "linear": LinearRNN,
-    "none": None,
-}
 
 
 class HistoryInput(BasePolicy):
@@ -126,27 +53,35 @@ class HistoryInput(BasePolicy):
         self.n_inputs = features_dim + belief_dim + (self.n_actions + 1) * has_memory
         self.register_buffer("indices", th.arange(self.n_actions), persistent=False)
 
-    def history_input(
-        self, obs: PyTorchObs, previous_actions: th.Tensor, previous_rewards: th.Tensor, beliefs: th.Tensor | None = None
-    ) -> th.Tensor:
+    def history_input(self, observed: Observed) -> th.Tensor:
         """What a recurrent layer eats at each step.
 
-        :param obs: observations ``(T, B, ...)``
-        :param previous_actions: ``(T, B)``, -1 where there was none
-        :param previous_rewards: standardised, ``(T, B)``
-        :param beliefs: what the user's filter says, ``(T, B, belief_dim)``; anything after the first ``belief_dim`` is ignored
+        :param observed: histories, with standardised rewards; of the beliefs, anything after the first ``belief_dim`` is ignored
         """
-        steps = previous_actions.shape
-        features = self.extract_features(map_observations(lambda part: part.flatten(0, 1), obs), self.features_extractor)
-        features = features.unflatten(0, steps)
+        actions = observed.previous_actions
+        flat = map_observations(lambda part: part.flatten(0, 1), observed.observations)
+        features = self.extract_features(flat, self.features_extractor).unflatten(0, actions.shape)
         if self.belief_dim:
-            assert beliefs is not None, "a network with a belief needs its features"
-            features = th.cat((features, beliefs[..., : self.belief_dim]), dim=-1)
+            assert observed.beliefs is not None, "a network with a belief needs its features"
+            features = th.cat((features, observed.beliefs[..., : self.belief_dim]), dim=-1)
         if not self.has_memory:
             return features
-        actions = (previous_actions[..., None] == self.indices).to(features.dtype)  # one-hot, and nothing for -1
-        rewards = previous_rewards.clamp(-REWARD_CLIP, REWARD_CLIP) * (previous_actions >= 0)
-        return th.cat((features, actions, rewards[..., None]), dim=-1)
+        one_hot = (actions[..., None] == self.indices).to(features.dtype)  # and nothing for -1
+        rewards = observed.previous_rewards.clamp(-REWARD_CLIP, REWARD_CLIP) * (actions >= 0)
+        return th.cat((features, one_hot, rewards[..., None]), dim=-1)
+
+
+class Pass(NamedTuple):
+    """What a network makes of T steps of B histories.
+
+    :param latent: encodings ``(T, B, latent_dim)``
+    :param q_values: standardised action values ``(T, B, n_actions)``
+    :param hidden: the memory after the last step
+    """
+
+    latent: th.Tensor
+    q_values: th.Tensor
+    hidden: Hidden
 
 
 class HistoryQNetwork(HistoryInput):
@@ -187,7 +122,8 @@ class HistoryQNetwork(HistoryInput):
         belief_dim: int = 0,
         rnn_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        has_memory = rnn_type != "none"
+        cell_class, self.rnn_kwargs = CELLS[rnn_type], rnn_kwargs or {}
+        has_memory = cell_class.has_memory
         super().__init__(
             observation_space, action_space, features_extractor, features_dim, normalize_images, has_memory, belief_dim
         )
@@ -195,60 +131,34 @@ class HistoryQNetwork(HistoryInput):
         self.rnn_type, self.rnn_hidden_size, self.n_rnn_layers = rnn_type, rnn_hidden_size, n_rnn_layers
         self.input_net = nn.Sequential(*create_mlp(self.n_inputs, -1, net_arch, activation_fn))
         size = net_arch[-1] if net_arch else self.n_inputs
-        rnn_class, self.rnn_kwargs = RNN_TYPES[rnn_type], rnn_kwargs or {}
-        self.rnn = None if rnn_class is None else rnn_class(size, rnn_hidden_size, n_rnn_layers, **self.rnn_kwargs)
-        size = size if rnn_class is None else rnn_hidden_size
-        self.latent_net = nn.Sequential(*create_mlp(size, -1, net_arch, activation_fn))
-        self.latent_dim = net_arch[-1] if net_arch else size
+        self.cell = cell_class(size, rnn_hidden_size, n_rnn_layers, **self.rnn_kwargs)
+        self.latent_net = nn.Sequential(*create_mlp(self.cell.output_size, -1, net_arch, activation_fn))
+        self.latent_dim = net_arch[-1] if net_arch else self.cell.output_size
         self.q_head = nn.Linear(self.latent_dim, self.n_actions)
         self.register_buffer("scale", th.ones(()))
         self.register_buffer("offset", th.zeros(()))
 
     def initial_hidden(self, batch_size: int) -> Hidden:
         """The memory of an episode that has just begun."""
-        if self.rnn is None:
-            return ()
-        zeros = th.zeros(self.n_rnn_layers, batch_size, self.rnn_hidden_size, device=self.scale.device)
-        return (zeros, zeros) if self.rnn_type == "lstm" else (zeros,)
+        return self.cell.initial(batch_size, self.scale.device)
 
-    def forward(
-        self,
-        obs: PyTorchObs,
-        previous_actions: th.Tensor,
-        previous_rewards: th.Tensor,
-        hidden: Hidden | None = None,
-        beliefs: th.Tensor | None = None,
-    ) -> tuple[th.Tensor, th.Tensor, Hidden]:
-        """Latent encodings ``(T, B, latent_dim)``, standardised action values ``(T, B, n_actions)`` and the memory."""
-        return self.evaluate(self.history_input(obs, previous_actions, previous_rewards, beliefs), hidden)
+    def forward(self, observed: Observed, hidden: Hidden | None = None) -> Pass:
+        """One recurrent pass over a batch of histories, with standardised rewards."""
+        return self.evaluate(self.history_input(observed), hidden)
 
-    def evaluate(self, inputs: th.Tensor, hidden: Hidden | None = None) -> tuple[th.Tensor, th.Tensor, Hidden]:
+    def evaluate(self, inputs: th.Tensor, hidden: Hidden | None = None) -> Pass:
         """One recurrent pass over a batch of histories, from what :meth:`history_input` has made of them."""
-        outputs, hidden = self._recur(self.input_net(inputs), hidden)
+        hidden = self.initial_hidden(inputs.shape[1]) if hidden is None else hidden
+        outputs, hidden = self.cell.recur(self.input_net(inputs), hidden)
         latent = self.latent_net(outputs)
-        return latent, self.scale * self.q_head(latent) + self.offset, hidden
+        return Pass(latent, self.scale * self.q_head(latent) + self.offset, hidden)
 
     def hidden_states(self, inputs: th.Tensor) -> Hidden:
-        """The memory after each step of histories from their beginning, ``(layers, T, B, size)``: one pass where the recurrent
-        layer tells it, a loop over time where it does not (LSTM, several layers of GRU).
+        """The memory after each step of histories from their beginning, ``(layers, T, B, size)``.
 
         :param inputs: what :meth:`history_input` has made of the histories
         """
-        if self.rnn is None:
-            return ()
-        inputs, hidden = self.input_net(inputs), self.initial_hidden(inputs.shape[1])
-        if isinstance(self.rnn, LinearRNN):
-            return (th.stack(self.rnn.scan(inputs, hidden[0])[1]),)
-        if self.rnn_type == "gru" and self.n_rnn_layers == 1:
-            return (self.rnn(inputs, hidden[0])[0][None],)
-        return self._hidden_states_by_loop(inputs, hidden)
-
-    def _hidden_states_by_loop(self, inputs: th.Tensor, hidden: Hidden) -> Hidden:
-        steps = []
-        for one in inputs:
-            _, hidden = self._recur(one[None], hidden)
-            steps.append(hidden)
-        return tuple(th.stack(parts, dim=1) for parts in zip(*steps, strict=True))
+        return self.cell.states(self.input_net(inputs), self.initial_hidden(inputs.shape[1]))
 
     @th.no_grad()
     def change_units(self, factor: th.Tensor, shift: th.Tensor) -> None:
@@ -265,30 +175,13 @@ class HistoryQNetwork(HistoryInput):
             self.scale.fill_(1.0)
             self.offset.fill_(0.0)
 
-    def _recur(self, inputs: th.Tensor, hidden: Hidden | None) -> tuple[th.Tensor, Hidden]:
-        if self.rnn is None:
-            return inputs, ()
-        hidden = self.initial_hidden(inputs.shape[1]) if hidden is None else hidden
-        if len(inputs) == 1 and self.n_rnn_layers == 1 and self.rnn_type != "linear":
-            return self._single_step(inputs, hidden)
-        outputs, after = self.rnn(inputs, hidden if self.rnn_type == "lstm" else hidden[0])
-        return outputs, after if self.rnn_type == "lstm" else (after,)
-
     def _predict(self, observation: PyTorchObs, deterministic: bool = True) -> th.Tensor:
         """Greedy actions at the beginning of an episode."""
         obs = map_observations(lambda part: part[None], observation)
         n_envs = len(next(iter(observation.values())) if isinstance(observation, dict) else observation)
         nothing = th.zeros(1, n_envs, device=self.device)
-        return self(obs, nothing.long() - 1, nothing)[1][0].argmax(dim=-1) + int(self.action_space.start)
-
-    def _single_step(self, inputs: th.Tensor, hidden: Hidden) -> tuple[th.Tensor, Hidden]:
-        """One step of the recurrent layer: as a cell, several times as fast as a sequence of length one."""
-        weights: list[th.Tensor] = self.rnn._flat_weights  # type: ignore[union-attr, assignment]
-        if self.rnn_type == "lstm":
-            output, cell = th.lstm_cell(inputs[0], [part[0] for part in hidden], *weights)
-            return output[None], (output[None], cell[None])
-        output = th.gru_cell(inputs[0], hidden[0][0], *weights)
-        return output[None], (output[None],)
+        q_values = self(Observed(obs, nothing.long() + NO_ACTION, nothing)).q_values
+        return q_values[0].argmax(dim=-1) + int(self.action_space.start)
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         names = ["features_dim", "net_arch", "activation_fn", "features_extractor", "belief_dim"]

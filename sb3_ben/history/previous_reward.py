@@ -29,14 +29,15 @@ NORMALIZE_SETTINGS = ("training", "norm_obs", "norm_reward", "clip_obs", "clip_r
 class ObservationWithReward(np.ndarray):
     """An observation batch that remembers the rewards received on the way to it.
 
-    Only the array made by :func:`attach_reward` carries them: a view, slice or copy of it is a plain observation again, since
-    rewards attached to other rows would be worse than none.
+    Only the array made by :func:`attach_reward` carries them, and what a pickle makes of it: a view, slice or copy of it is a
+    plain observation again, since rewards attached to other rows would be worse than none.
     """
 
     reward: np.ndarray | None = None
 
     def __reduce__(self) -> Any:
-        return self.view(np.ndarray).__reduce__()
+        plain = self.view(np.ndarray)
+        return plain.__reduce__() if self.reward is None else (attach_reward, (plain, self.reward))
 
 
 class DictWithReward(dict):

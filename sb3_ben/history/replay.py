@@ -216,16 +216,6 @@ class HistoryReplayBuffer(ReplayBuffer):
         starts, lengths = self._windows(times, envs, offsets)
         return self._get_histories(starts, lengths, envs, env)
 
-    def running_episodes(self, env: VecNormalize | None = None) -> HistoryReplaySamples:
-        """The running episode of every environment, or its last ``sequence_length`` steps.
-
-        :param env: associated ``VecNormalize``, to normalise observations and rewards
-        """
-        envs = np.arange(self.n_envs)
-        newest = np.full(self.n_envs, self.n_added - 1)
-        starts, lengths = self._windows(newest, envs, np.full(self.n_envs, self.sequence_length - 1))
-        return self._get_histories(starts, lengths, envs, env)
-
     def _windows(self, times: np.ndarray, envs: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Start and length of the window around each time, ``offsets`` steps before it unless its episode begins later, and
         moved back where the episode ends too early to fill it."""

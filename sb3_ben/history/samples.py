@@ -13,6 +13,7 @@ __all__ = [
     "NO_ACTION",
     "HistoryReplaySamples",
     "Observations",
+    "Observed",
     "as_histories",
     "join_histories",
     "map_observations",
@@ -23,6 +24,21 @@ __all__ = [
 Observations = np.ndarray | dict[str, np.ndarray]
 
 NO_ACTION = -1
+
+
+class Observed(NamedTuple):
+    """What a network sees of a batch of B histories, time first.
+
+    :param observations: ``(T, B, ...)``
+    :param previous_actions: the action before each observation, -1 where an episode begins, ``(T, B)``
+    :param previous_rewards: the original reward before each observation, 0 where an episode begins, ``(T, B)``
+    :param beliefs: what filters given by the user made of the history up to each observation, ``(T, B, size)``
+    """
+
+    observations: PyTorchObs
+    previous_actions: th.Tensor
+    previous_rewards: th.Tensor
+    beliefs: th.Tensor | None = None
 
 
 class HistoryReplaySamples(NamedTuple):
@@ -46,6 +62,11 @@ class HistoryReplaySamples(NamedTuple):
     dones: th.Tensor
     mask: th.Tensor
     beliefs: th.Tensor | None = None
+
+    @property
+    def observed(self) -> Observed:
+        """What a network sees of them."""
+        return Observed(self.observations, self.previous_actions, self.previous_rewards, self.beliefs)
 
 
 def as_histories(samples: ReplayBufferSamples | DictReplayBufferSamples, start: int = 0) -> HistoryReplaySamples:

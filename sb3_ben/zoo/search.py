@@ -60,8 +60,6 @@ def sample_ben_params(trial: optuna.Trial, n_actions: int, n_envs: int, addition
             **_sample_q_learning(trial),
             "exploration_fraction": trial.suggest_float("exploration_fraction", 0.05, 0.8),
             "exploration_final_eps": trial.suggest_float("exploration_final_eps", 0.0, 0.1),
-            "flow_weight": trial.suggest_float("flow_weight", 0.0, 1.0),
-            "bellman_noise": trial.suggest_float("bellman_noise", 0.03, 1.0, log=True),
             "n_posterior_steps": trial.suggest_int("n_posterior_steps", 1, 3),
             "double_q": trial.suggest_categorical("double_q", [False, True]),
             "action_gap": trial.suggest_categorical("action_gap", [0.0, 0.5, 0.8]),
