@@ -113,7 +113,7 @@ def update_parts(batch_size: int = 32, sequence_length: int = 32) -> None:
     policy, histories, operator = model.policy, model.replay(batch_size), model.operator
     assert isinstance(operator, FlowOperator)
     encoding = policy.encode(histories.observed).encoding
-    batch = operator.evaluate(histories, model.rule, model.n_total)
+    batch = operator.evaluate(histories, model.rule, model.seen)
     estimate = operator.estimate(batch)
     parts = {
         "replay": best_ms(lambda: model.replay(batch_size)),

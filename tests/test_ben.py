@@ -15,13 +15,14 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3 import DQN
 from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback, EvalCallback, EveryNTimesteps
-from stable_baselines3.common.envs import FakeImageEnv, SimpleMultiObsEnv
+from stable_baselines3.common.envs import FakeImageEnv, IdentityEnv, SimpleMultiObsEnv
 from stable_baselines3.common.evaluation import evaluate_policy as sb3_evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecMonitor, VecNormalize
 
 from benchmarks.common import tuned
 from sb3_ben import BEN, evaluate_policy, make_vec
-from sb3_ben.ben.learning import bellman_samples, transitions
+from sb3_ben.ben.learning import BellmanSamples, Seen, bellman_samples, stands_for, transitions
+from sb3_ben.ben.objectives import msbbe_semi
 from sb3_ben.ben.paper import PaperBEN
 from sb3_ben.ben.policies import BENPolicy
 from sb3_ben.envs.tiger import LISTEN
@@ -76,7 +77,7 @@ def test_learn_predict_save_load(policy: str, n_envs: int, tmp_path: Path) -> No
     "kwargs",
     [
         {"bellman": "point"},
-        {"burn_in": 2},
+        {"replay_buffer_kwargs": {"warm_up": 0}},
         {"n_steps": 3},
         {"policy_kwargs": {"rnn_type": "linear", "rnn_kwargs": {"max_time": 3.0}}},
         {"exploration": "greedy"},
@@ -453,8 +454,8 @@ def test_what_was_saved_survives_a_kill_while_saving(
 
 def test_windows_of_replay_can_be_changed_on_loading(tmp_path: Path) -> None:
     tiny(sequence_length=5).learn(20).save(tmp_path / "model")
-    loaded = BEN.load(tmp_path / "model", env=make_vec("Tiger-v0", 1), sequence_length=9, burn_in=3)
-    assert (loaded.replay_buffer.sequence_length, loaded.replay_buffer.burn_in) == (9, 3)
+    loaded = BEN.load(tmp_path / "model", env=make_vec("Tiger-v0", 1), sequence_length=9)
+    assert (loaded.replay_buffer.sequence_length, loaded.replay_buffer.warm_up) == (9, 4)
 
 
 def test_a_buffer_of_the_past_is_not_joined_to_the_running_episode(tmp_path: Path) -> None:
@@ -553,7 +554,7 @@ def test_action_gap_lowers_the_samples_of_other_actions() -> None:
     histories, policy = model.replay_buffer.sample(8), model.policy
     encoding = policy.encode(histories.observed).encoding
 
-    def samples(**kwargs: float) -> th.Tensor:
+    def samples(**kwargs: float) -> BellmanSamples:
         return bellman_samples(policy, histories, encoding, model.rule._replace(**kwargs))
 
     with th.no_grad():
@@ -561,10 +562,91 @@ def test_action_gap_lowers_the_samples_of_other_actions() -> None:
     best, chosen = values[:-1].max(dim=-1).values, values[:-1].gather(-1, histories.actions[..., None])[..., 0]
     lacks = (best - chosen) * policy.bellman_units.std
     plain, lowered = samples(), samples(action_gap=0.5)
-    assert th.allclose(plain - lowered, 0.5 * lacks, atol=1e-4)
-    assert (plain > lowered).any()
+    assert th.equal(plain.b, lowered.b)  # the density of b is that of what is received
+    assert not plain.gaps.any()
+    assert th.allclose(lowered.gaps, 0.5 * lacks, atol=1e-4)
+    assert lowered.gaps.any()
     limited = samples(action_gap=0.5, action_gap_limit=lacks.max().item() / 2)
-    assert th.allclose(plain - limited, 0.5 * lacks.clamp(max=lacks.max() / 2), atol=1e-4)
+    assert th.allclose(limited.gaps, 0.5 * lacks.clamp(max=lacks.max() / 2), atol=1e-4)
+
+
+@pytest.mark.parametrize("bellman", ["flow", "point"])
+def test_action_gap_lowers_what_q_learns_and_not_what_the_flow_does(bellman: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny(bellman=bellman, action_gap=0.5).learn(64)
+    batch = model.operator.evaluate(model.replay_buffer.sample(8), model.rule, model.seen)
+    unit = model.policy.bellman_units.std
+    targets = []
+
+    def remember(q: th.Tensor, target: th.Tensor, mask: th.Tensor) -> th.Tensor:
+        targets.append(target)
+        return msbbe_semi(q, target, mask)
+
+    monkeypatch.setattr("sb3_ben.ben.learning.msbbe_semi", remember)
+    densities = []
+    for one in (batch, batch._replace(gaps=th.zeros_like(batch.gaps))):
+        th.manual_seed(0)
+        densities.append(model.operator.losses(one).logs.get("train/elbo"))
+    assert th.allclose(targets[1] - targets[0], batch.gaps / unit, atol=1e-5)
+    assert densities[0] == densities[1]
+
+
+def test_what_follows_a_time_limit_is_worth_no_more_than_what_is_learned_of() -> None:
+    """The last observation of an episode that was cut off: there Q is extrapolation, however far."""
+
+    class Walk(gym.Env):
+        observation_space, action_space = spaces.Box(-1000, 1000, (1,), dtype=np.float32), spaces.Discrete(2)
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
+            self.t = 0
+            return np.zeros(1, dtype=np.float32), {}
+
+        def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
+            self.t += 1
+            last = self.t == 5
+            return np.full(1, 1000.0 if last else self.t, dtype=np.float32), 1.0, False, last, {}
+
+    model = tiny("MlpPolicy", Walk(), learning_starts=1000).learn(50)
+    policy, histories = model.policy, model.replay_buffer.sample(16)
+    with th.no_grad():
+        q_values = policy.encode(histories.observed).encoding.q_values.amax(dim=-1)
+    unit = policy.bellman_units
+    assert histories.cuts is not None
+    assert histories.cuts.any()
+    assert not histories.dones.any()
+    assert (histories.mask[histories.cuts.bool()] > 0).all()  # the last transition counts
+    known = q_values[:-1][histories.mask > 0]
+    assert q_values[1:][histories.cuts.bool()].abs().max() > 5 * known.abs().max()
+    b = bellman_samples(policy, histories, policy.encode(histories.observed).encoding, model.rule).b
+    limits = 1 + model.gamma * unit.unstandardize(th.stack([known.min(), known.max()]))
+    assert limits[0] - 1e-4 <= b[histories.mask > 0].min()
+    assert b[histories.mask > 0].max() <= limits[1] + 1e-4
+
+
+def test_the_posterior_counts_all_transitions_seen() -> None:
+    model = tiny(env=make_vec("Tiger-v0", 2), buffer_size=40).learn(400)
+    assert model.replay_buffer.size() * 2 == 40
+    assert model.seen == (400, 0)
+    batch = model.operator.evaluate(model.replay(4), model.rule, model.seen)
+    assert batch.counts.sum().item() == pytest.approx(400)
+
+
+def test_real_transitions_stand_for_real_ones_and_simulated_for_simulated_ones() -> None:
+    model = tiny(env=make_vec("Tiger-v0", 2)).learn(80)
+    histories = model.replay(8)._replace(n_simulated=6)
+    counts = stands_for(histories, Seen(80, 10_000))
+    assert counts[:, :2].sum().item() == pytest.approx(80)
+    assert counts[:, 2:].sum().item() == pytest.approx(10_000)
+    assert th.equal(counts > 0, histories.mask > 0)
+
+
+def test_chance_is_reported_without_the_blur_of_training() -> None:
+    """A world in which nothing is left to chance: only the noise on b would be seen in the flow's variance."""
+    env = DummyVecEnv([lambda: IdentityEnv(dim=2, ep_length=10)])
+    kwargs: dict[str, Any] = {"gamma": 0.0, "learning_rate": 3e-3, "batch_size": 32, "sequence_length": 1, "train_freq": 1}
+    model = BEN("MlpPolicy", env, learning_starts=64, seed=0, **kwargs).learn(800)
+    unit = float(model.policy.bellman_units.std)
+    chance = model.bellman_distribution(np.array([0, 1])).aleatoric_std / unit
+    assert chance.mean() < 0.12  # 0.3 is the noise itself
 
 
 @pytest.mark.parametrize(
@@ -573,7 +655,7 @@ def test_action_gap_lowers_the_samples_of_other_actions() -> None:
         ({"bellman": "line"}, "bellman"),
         ({"exploration": "boltzmann"}, "exploration"),
         ({"sequence_length": 0}, "sequence_length"),
-        ({"burn_in": 5}, "burn_in"),
+        ({"replay_buffer_kwargs": {"warm_up": -1}}, "warm_up"),
         ({"n_posterior_steps": 0}, "n_posterior_steps"),
         ({"n_pretrain_steps": -1}, "n_pretrain_steps"),
         ({"n_phi_samples": 0}, "n_phi_samples"),
@@ -707,7 +789,7 @@ def test_encoder_weight_scales_the_gradient_of_the_likelihood(monkeypatch: pytes
         encoding.latent.retain_grad()
         b = bellman_samples(model.policy, histories, encoding, model.rule)
         th.manual_seed(0)
-        model.operator.losses(transitions(model.policy, histories, encoding, b, 100)).total.backward()
+        model.operator.losses(transitions(model.policy, histories, encoding, b, Seen(100))).total.backward()
         return encoding.latent.grad, next(model.policy.aleatoric.parameters()).grad
 
     (full, flow), (tenth, same_flow), (none, _) = (gradients(weight) for weight in (1.0, 0.1, 0.0))

@@ -139,25 +139,54 @@ def test_short_episodes_come_whole() -> None:
         assert length == recorder.ends.get((env, episode), (recorder.step[env], ""))[0]
 
 
-def test_burn_in_hides_the_first_steps_of_histories_that_begin_in_the_middle() -> None:
-    buffer = HistoryReplayBuffer(500, BOX, ACTIONS, n_envs=3, sequence_length=6, burn_in=2)
+def test_first_steps_weigh_less_in_histories_that_begin_in_the_middle() -> None:
+    buffer = HistoryReplayBuffer(500, BOX, ACTIONS, n_envs=3, sequence_length=6, warm_up=3)
     Recorder(buffer, BOX).run(150, p_end=0.05)
     samples = buffer.sample(300)
     begins = (samples.previous_actions[0] == -1).numpy()
     assert 0 < begins.sum() < 300
-    mask = samples.mask.numpy()
-    assert mask[0, begins].all()
-    assert not mask[:2, ~begins].any()
-    assert mask[2:, ~begins].any(axis=0).all()
-    with pytest.raises(ValueError, match="burn_in"):
-        HistoryReplayBuffer(500, BOX, ACTIONS, sequence_length=6, burn_in=6)
+    mask, whole = samples.mask.numpy(), samples.mask.numpy().astype(bool).all(axis=0)
+    assert set(mask[:, begins].flatten()) <= {0, 1}
+    assert np.allclose(mask[:, ~begins & whole].T, [1 / 3, 2 / 3, 1, 1, 1, 1])
+    with pytest.raises(ValueError, match="warm_up"):
+        HistoryReplayBuffer(500, BOX, ACTIONS, sequence_length=6, warm_up=-1)
 
 
-def test_burn_in_holds_for_the_oldest_step_of_an_episode_that_began_before_it() -> None:
-    buffer = HistoryReplayBuffer(10, BOX, ACTIONS, sequence_length=10, burn_in=4)
+def test_so_they_do_after_the_oldest_step_of_an_episode_that_began_before_it() -> None:
+    buffer = HistoryReplayBuffer(10, BOX, ACTIONS, sequence_length=10, warm_up=4)
     Recorder(buffer, BOX).run(25, p_end=0.0)
-    assert not buffer.sample(20).mask[:4].any()
-    assert buffer.sample(20).mask[4:].all()
+    assert np.allclose(buffer.sample(20).mask[:4].mean(dim=1), [0.25, 0.5, 0.75, 1])
+
+
+def test_transitions_of_short_and_long_episodes_have_the_same_chance() -> None:
+    np.random.seed(0)
+    buffer = HistoryReplayBuffer(1000, BOX, ACTIONS, sequence_length=10)
+    recorder = Recorder(buffer, BOX)
+    lengths = [2, 10, 5, 10, 1] * 10
+    for length in lengths:
+        recorder.run(length - 1, p_end=0.0)
+        recorder.run(1, p_end=1.1)
+    counts = np.zeros(len(lengths))
+    for _, episode, first, length in check(recorder, buffer.sample(20_000)):
+        assert first == 0
+        assert length == lengths[episode]
+        counts[episode] += 1
+    assert buffer.shortest == 1
+    # each episode is drawn as often as every other, and with it each of its transitions
+    assert np.abs(counts / counts.mean() - 1).max() < 0.25
+
+
+def test_the_last_transition_before_a_time_limit_counts() -> None:
+    buffer = HistoryReplayBuffer(100, BOX, ACTIONS, "cpu", sequence_length=4)
+    row = np.zeros((1, 3), dtype=np.float32)
+    for t in range(4):
+        buffer.add(row, row, np.zeros(1), np.ones(1), np.full(1, t == 3), [{"TimeLimit.truncated": t == 3}])
+    samples = buffer.sample(5)
+    assert samples.cuts is not None
+    assert samples.mask.all()
+    assert samples.cuts[3].all()
+    assert not samples.cuts[:3].any()
+    assert not samples.dones.any()
 
 
 def test_running_episodes() -> None:
@@ -196,7 +225,7 @@ def test_pickle_in_the_middle_of_an_episode(n_steps: int) -> None:
         np.random.seed(1)
         samples.append(filled.sample(32))
     check(twin, samples[1])
-    tensors = [name for name in samples[0]._fields if name not in ("observations", "beliefs")]
+    tensors = [name for name in samples[0]._fields if name not in ("observations", "beliefs", "n_simulated")]
     assert all(th.equal(getattr(samples[0], name), getattr(samples[1], name)) for name in tensors)
 
 

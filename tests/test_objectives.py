@@ -13,6 +13,7 @@ from torch.distributions import Normal
 from sb3_ben.ben.objectives import (
     add_noise,
     bellman_target,
+    clamp_to_learned,
     clamp_to_rewards,
     clamp_to_samples,
     disadvantages,
@@ -78,20 +79,26 @@ def test_missing_half_makes_the_belief_too_sure() -> None:
     assert ratio.item() == pytest.approx(math.sqrt(0.5), rel=0.07)
 
 
-def test_elbo_scale_mask_and_batch() -> None:
+def test_elbo_counts_and_batch() -> None:
     log_likelihood, log_prior, log_q = torch.randn(4, 3, 5), torch.randn(4, 3), torch.randn(4, 3)
-    mask = torch.rand(4, 5) < 0.5
-    loss = negative_elbo(log_likelihood, log_prior, log_q, scale=2.0, mask=mask)
+    counts = torch.rand(4, 5) * (torch.rand(4, 5) < 0.5)
+    loss = negative_elbo(log_likelihood, log_prior, log_q, counts)
     for i in range(4):
-        exact = (-2 * log_likelihood[i, :, mask[i]].sum(1) - log_prior[i] + log_q[i]).mean()
+        exact = (-(counts[i] * log_likelihood[i]).sum(1) - log_prior[i] + log_q[i]).mean()
         torch.testing.assert_close(loss[i], exact)
 
 
 def test_masked_entries_carry_no_gradient() -> None:
     log_likelihood = torch.tensor([[1.0, math.nan]], requires_grad=True)
-    negative_elbo(log_likelihood, torch.zeros(1), torch.zeros(1), mask=torch.tensor([1.0, 0.0])).backward()
+    negative_elbo(log_likelihood, torch.zeros(1), torch.zeros(1), torch.tensor([1.0, 0.0])).backward()
     assert log_likelihood.grad is not None
     assert torch.equal(log_likelihood.grad, torch.tensor([[-1.0, 0.0]]))
+
+
+def test_values_that_nothing_corrects_stay_in_the_range_of_others() -> None:
+    values, mask = torch.tensor([1.0, 2.0, 50.0]), torch.tensor([1.0, 0.5, 0.0])
+    next_values, cuts = torch.tensor([9.0, -9.0, 9.0]), torch.tensor([0.0, 1.0, 1.0])
+    assert clamp_to_learned(next_values, values, mask, cuts).tolist() == [9.0, 1.0, 9.0]
 
 
 def test_bellman_target() -> None:

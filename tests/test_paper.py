@@ -221,7 +221,7 @@ def test_without_flows_nothing_is_printed() -> None:
 
 def test_double_sampling_moves_values_and_no_flows() -> None:
     model = tiny(**{**AS_BEN, "msbbe": "double"}).learn(60)
-    batch = model.operator.evaluate(model.replay(8), model.rule, model.n_total)
+    batch = model.operator.evaluate(model.replay(8), model.rule, model.seen)
     model.policy.zero_grad()
     operator = model.operator
     assert isinstance(operator, PaperOperator)
@@ -238,3 +238,64 @@ def test_running_episodes() -> None:
     histories = model.replay(8)
     assert histories.mask.shape == (5, 3)  # the last five of eight steps
     assert np.array_equal(histories.actions.numpy(), model.replay_buffer.actions[3:8, :, 0])
+
+
+def test_double_sampling_keeps_the_elbo_out_of_the_values() -> None:
+    """Of the ELBO no gradient reaches the head of Q, of the double samples one does, through q in the context."""
+    model = tiny(**{**AS_BEN, "msbbe": "double"}).learn(60)
+    batch, operator = model.operator.evaluate(model.replay(8), model.rule, model.seen), model.operator
+    head = model.policy.q_net.q_head.weight
+    estimate = operator.estimate(batch)
+    assert torch.autograd.grad(estimate.negative_elbo, head, retain_graph=True, allow_unused=True)[0] is None
+    with torch.no_grad():
+        for parameter in model.policy.aleatoric.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))  # or b would not depend on q yet
+    slopes = []
+    for context in (batch.context, batch.context.detach()):
+        torch.manual_seed(0)
+        msbbe = operator.msbbe(batch._replace(context=context, q=batch.q), estimate)[0]
+        slopes.append(torch.autograd.grad(msbbe, head, retain_graph=True)[0])
+    assert all(slope.any() for slope in slopes)
+
+
+def test_the_posterior_of_an_episode_is_fitted_to_it() -> None:
+    """Of what the best posterior gains over the prior, most is there while the episode runs."""
+    kwargs: dict[str, Any] = {**AS_BEN, "belief_scope": "episode", "learning_starts": 128, "sequence_length": 11, "seed": 1}
+    model = tiny(n_envs=4, **kwargs, train_freq=1, policy_kwargs={"net_arch": [16], "rnn_hidden_size": 16, "phi_dim": 16})
+    model.learn(4 * 11 * 12 + 4 * 8)  # eight steps of a new episode
+    operator, histories = model.operator, model.replay(8)
+    with torch.no_grad():
+        batch = operator.evaluate(histories, model.rule, model.seen)
+    assert batch.mask.sum(dim=1).tolist() == [8] * 4
+
+    @torch.no_grad()
+    def elbo() -> float:
+        return -float(operator.estimate(batch, with_moments=False, n_samples=2000).negative_elbo)
+
+    fitted = elbo()
+    model.beliefs.reset(torch.ones(4))
+    prior = elbo()
+    optimizer = torch.optim.Adam(model.beliefs.psi.parameters())
+    for left in np.linspace(1, 0, 400, endpoint=False):
+        optimizer.param_groups[0]["lr"] = 1e-2 * left
+        optimizer.zero_grad()
+        operator.estimate(batch, with_moments=False, n_samples=64).negative_elbo.backward()
+        optimizer.step()
+    best = elbo()
+    assert best > prior + 0.005
+    assert fitted > prior + 0.6 * (best - prior)
+
+
+def test_the_last_transitions_of_an_episode_count() -> None:
+    """Training every four steps would leave out three of the eleven of an episode."""
+    model = tiny(n_envs=2, learning_starts=0, train_freq=4, sequence_length=11)
+    seen = []
+    update = model.update
+
+    def watch(histories: Any) -> Any:
+        seen.append(int(histories.mask.sum(dim=0)[0]))
+        return update(histories)
+
+    model.update = watch  # type: ignore[method-assign]
+    model.learn(2 * 24)
+    assert seen == [4, 8, 11, 1, 5, 9, 11, 2]

@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -172,8 +172,8 @@ def test_bellman_samples_are_made_of_expected_rewards(rescuer: BEN) -> None:
     expected = histories.beliefs[:-1, :, -5:].gather(-1, histories.actions[..., None])[..., 0]
     encoding = rescuer.policy.encode(histories.observed).encoding
     silent = th.cat((histories.beliefs[..., :-5], th.zeros_like(histories.beliefs[..., -5:])), dim=-1)
-    found = bellman_samples(rescuer.policy, histories, encoding, rescuer.rule)
-    found = found - bellman_samples(rescuer.policy, histories._replace(beliefs=silent), encoding, rescuer.rule)
+    found = bellman_samples(rescuer.policy, histories, encoding, rescuer.rule).b
+    found = found - bellman_samples(rescuer.policy, histories._replace(beliefs=silent), encoding, rescuer.rule).b
     assert th.allclose(found, expected, atol=1e-3)
     assert not th.allclose(expected[opened], histories.rewards[opened])
 
@@ -303,7 +303,8 @@ def test_optimal_values_are_the_fixed_point_of_the_model(monkeypatch: pytest.Mon
 
 
 def test_last_observations_count_for_a_model() -> None:
-    model = tiny("MlpGruPolicy", make_vec("Tiger-v0", 3, seed=0), prior=Prior(model=TigerModel()), buffer_size=300).learn(11 * 3)
+    options: dict[str, Any] = {"buffer_size": 300, "replay_buffer_kwargs": {"warm_up": 0}}
+    model = tiny("MlpGruPolicy", make_vec("Tiger-v0", 3, seed=0), prior=Prior(model=TigerModel()), **options).learn(11 * 3)
     model.learn(4 * 3, reset_num_timesteps=False)  # a whole episode of each environment, and the beginning of another
     replayed = model.replay_buffer.sample(20)
     last = (th.arange(len(replayed.mask))[:, None] == replayed.mask.sum(dim=0) - 1).float()
@@ -454,6 +455,22 @@ def test_what_is_known_holds_after_any_past() -> None:
     blind = RescueTransitions(SMALL).blind_reward
     assert np.abs(at_door[:, left]).max() < 6  # free, with nothing to gain
     assert np.abs(at_door[:, right] - blind).max() < 8
+
+
+def test_no_door_is_opened_that_was_opened_in_the_past() -> None:
+    """A door has its blind reward once: what is known of it says nothing after a past in which it was opened."""
+    config = SearchAndRescueConfig(grid_size=3, n_victims=1, n_hazards=2)
+    length, n = 6, 500
+    drawn = RescueTransitions(config, door_share=0.9, seed=0)(length * n)
+    space: Any = SearchAndRescueEnv(grid_size=3, n_victims=1, n_hazards=2)
+    single = transition_histories(drawn, space.observation_space, space.action_space, None, th.device("cpu"))
+    histories = with_pasts(single, length, drawn.once)
+    observations = cast(th.Tensor, histories.observations)
+    again = ((observations[:-2] == observations[-2]).all(dim=-1) & (histories.actions[:-1] == histories.actions[-1])).any(dim=0)
+    opens = histories.rewards[-1] != 0
+    assert (again & opens).any()
+    assert not histories.mask[-1][again & opens].any()
+    assert histories.mask[-1][~(again & opens)].all()  # moves may be made again and again
 
 
 def test_pairs_and_outcomes_make_transitions() -> None:

@@ -130,8 +130,25 @@ class Watch(BaseCallback):
         return True
 
 
+def check_replayed_beliefs(model: BEN) -> None:
+    """What is replayed is what the belief says now of each stored history."""
+    tracker, buffer = model.policy.tracker, model.replay_buffer
+    assert tracker is not None
+    believed = None
+    for row in range(buffer.pos):
+        observations, starts = buffer.observations[row], buffer.episode_starts[row]  # type: ignore[index]
+        believed = tracker.restart(believed, observations, starts)
+        assert np.allclose(buffer.beliefs[row], believed.features, atol=1e-6)
+        after = buffer.observations[row + 1] if row + 1 < buffer.pos else buffer.latest_observations  # type: ignore[index]
+        believed = tracker.advance(believed.state, after, buffer.actions[row, :, 0], buffer.rewards[row])
+    assert model._believed is not None
+    runs = ~np.asarray(model._last_episode_starts)
+    assert believed is not None
+    assert np.allclose(model._believed.features[runs], believed.features[runs])
+
+
 def test_an_agent_learns_its_belief_from_its_own_openings() -> None:
-    """All of them are seen, with what had been heard before; the belief changes and what is replayed before it is forgotten."""
+    """All of them are seen, with what had been heard before; the belief changes, and what is replayed is read again."""
     model = tiny("MlpPolicy", small_env(), prior=unlearned_filter, learning_starts=410)
     belief = model.known.belief
     assert isinstance(belief, LearnedRescueBelief)
@@ -139,7 +156,7 @@ def test_an_agent_learns_its_belief_from_its_own_openings() -> None:
     callback = LearnFromOpenings([400, 480], n_steps=5)
     model.learn(400, [callback, watch])  # five whole episodes in each of the four environments
     assert not th.equal(anchors, belief.network.anchors)
-    assert model.replay_buffer.size() == 0
+    check_replayed_beliefs(model)
     data = join_openings(belief.experience)
     assert (data.found == VICTIM).sum() == watch.victims
     assert 0 < (data.found == HAZARD).sum() <= watch.hazards  # which hurt as often as their doors are opened
@@ -148,6 +165,7 @@ def test_an_agent_learns_its_belief_from_its_own_openings() -> None:
     assert data.heard.any()
     model.learn(80, callback, reset_num_timesteps=False)
     assert belief.experience == []
+    check_replayed_beliefs(model)  # also of episodes that were running, and later than the first time
     with pytest.raises(ValueError, match="LearnedRescueBelief"):
         tiny("MlpPolicy", small_env()).learn(4, callback)
 

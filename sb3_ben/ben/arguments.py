@@ -28,7 +28,6 @@ COUNTS = {
     "target_update_interval": 1,
     "gradient_steps": -1,
     "n_pretrain_steps": 0,
-    "burn_in": 0,
 }
 SHARES = ("tau", "gamma", "exploration_fraction", "exploration_initial_eps", "exploration_final_eps")
 

@@ -19,11 +19,13 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Rollout
 from stable_baselines3.common.utils import should_collect_more_steps
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb3_ben.ben.policies import BENPolicy
 from sb3_ben.common.checks import check_finite, check_model_file, check_spaces
 from sb3_ben.common.saving import complete_file
 from sb3_ben.history.previous_reward import VecPreviousReward, carry_in_evaluation
 from sb3_ben.history.replay import HistoryReplayBuffer
 from sb3_ben.history.samples import HistoryReplaySamples, as_histories
+from sb3_ben.priors import Prior
 
 __all__ = ["HistoryAlgorithm"]
 
@@ -39,6 +41,10 @@ class HistoryAlgorithm(OffPolicyAlgorithm):
     """
 
     replay_buffer: HistoryReplayBuffer
+    policy_class: type[BENPolicy]
+    known: Prior
+    n_steps: int
+    sequence_length: int
     # how far the current rollout has come, what was stored, and what a loaded model has to put back before it goes on
     _rollout_steps, _rollout_episodes, _n_stored = 0, 0, 0
     _resume: dict[str, Any] | None = None
@@ -53,6 +59,27 @@ class HistoryAlgorithm(OffPolicyAlgorithm):
     def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
         carry_in_evaluation(callback)
         return super()._init_callback(callback, progress_bar)
+
+    def _setup_networks_and_buffer(self) -> None:
+        """SB3's set-up. What the prior says and the windows of replay are passed on, but not kept among the user's arguments:
+        they have places of their own."""
+        given, n_steps = (self.policy_kwargs, self.replay_buffer_kwargs), self.n_steps
+        parts = {"prior": self.known.phi, "belief": self.known.belief, "bellman_model": self.known.model}
+        self.policy_kwargs = given[0] | {name: part for name, part in parts.items() if part is not None}
+        tracker = BENPolicy.make_tracker(self.known.belief, self.known.model, cast(spaces.Discrete, self.action_space))
+        if issubclass(self.replay_buffer_class or HistoryReplayBuffer, HistoryReplayBuffer):
+            self.replay_buffer_kwargs = self.windows | given[1] | ({} if tracker is None else {"belief_dim": tracker.dim})
+        self.n_steps = 1  # SB3 would leave returns over several steps to the buffer
+        try:
+            super()._setup_model()
+        finally:
+            (self.policy_kwargs, self.replay_buffer_kwargs), self.n_steps = given, n_steps
+
+    @property
+    def windows(self) -> dict[str, int]:
+        """Arguments of the replay: how long histories are, and how soon those count that begin in the middle of an episode."""
+        remembers = self.policy_class.remembers(self.policy_kwargs.get("rnn_type"))
+        return {"sequence_length": self.sequence_length, "warm_up": self.sequence_length // 2 if remembers else 0}
 
     def _setup_learn(self, total_timesteps: int, *args: Any, **kwargs: Any) -> tuple[int, BaseCallback]:
         reset_num_timesteps = kwargs.get("reset_num_timesteps", args[1] if len(args) > 1 else True)

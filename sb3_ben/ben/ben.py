@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from itertools import chain
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch as th
@@ -27,17 +27,8 @@ from sb3_ben.ben.acting import EXPLORATIONS, sometimes_random
 from sb3_ben.ben.arguments import check_arguments, check_prior, operator_of
 from sb3_ben.ben.base import HistoryAlgorithm
 from sb3_ben.ben.distribution import BellmanDistribution, distribution_of
-from sb3_ben.ben.learning import Operator, Rule
-from sb3_ben.ben.policies import (
-    BENPolicy,
-    CnnLstmPolicy,
-    CnnPolicy,
-    MlpGruPolicy,
-    MlpLstmPolicy,
-    MlpPolicy,
-    MultiInputLstmPolicy,
-    MultiInputPolicy,
-)
+from sb3_ben.ben.learning import Batch, Operator, Rule, Seen
+from sb3_ben.ben.policies import ALIASES, BENPolicy
 from sb3_ben.ben.pretraining import pretraining_stages
 from sb3_ben.common.checks import check_count
 from sb3_ben.history.replay import HistoryReplayBuffer
@@ -82,8 +73,6 @@ class BEN(HistoryAlgorithm):
     :param exploration_final_eps: final probability of a random action
     :param max_grad_norm: maximal norm of the gradient
     :param sequence_length: t', maximal number of transitions in a replayed history
-    :param burn_in: number of first transitions that are not learned from in replayed histories which begin in the middle of an
-        episode: their only use is to fill the memory
     :param n_posterior_steps: N_posterior, steps on the ELBO for each step on the MSBBE
     :param n_pretrain_steps: N_pretrain, steps of Algorithm 2 before the first action, see :meth:`pretrain`
     :param n_phi_samples: hypotheses drawn from the posterior in each gradient step
@@ -111,15 +100,7 @@ class BEN(HistoryAlgorithm):
     :param _init_setup_model: whether or not to build the network at the creation of the instance
     """
 
-    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
-        "MlpLstmPolicy": MlpLstmPolicy,
-        "MlpGruPolicy": MlpGruPolicy,
-        "MlpPolicy": MlpPolicy,
-        "CnnLstmPolicy": CnnLstmPolicy,
-        "MultiInputLstmPolicy": MultiInputLstmPolicy,
-        "CnnPolicy": CnnPolicy,
-        "MultiInputPolicy": MultiInputPolicy,
-    }
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = ALIASES
     policy: BENPolicy
     policy_class: type[BENPolicy]
     replay_buffer: HistoryReplayBuffer
@@ -147,7 +128,6 @@ class BEN(HistoryAlgorithm):
         exploration_final_eps: float = 0.05,
         max_grad_norm: float = 10.0,
         sequence_length: int = 32,
-        burn_in: int = 0,
         n_posterior_steps: int = 1,
         n_pretrain_steps: int = 0,
         n_phi_samples: int = 4,
@@ -190,7 +170,7 @@ class BEN(HistoryAlgorithm):
             supported_action_spaces=(spaces.Discrete,),
             support_multi_env=True,
         )
-        self.n_steps, self.sequence_length, self.burn_in = n_steps, sequence_length, burn_in
+        self.n_steps, self.sequence_length = n_steps, sequence_length
         self.target_update_interval, self.max_grad_norm = target_update_interval, max_grad_norm
         self.exploration_fraction, self.exploration_rate = exploration_fraction, 0.0
         self.exploration_initial_eps, self.exploration_final_eps = exploration_initial_eps, exploration_final_eps
@@ -200,7 +180,7 @@ class BEN(HistoryAlgorithm):
         # what is remembered of the running episodes: an exact resume needs it
         self._memory: tuple[np.ndarray, ...] | None = None
         self._believed: Believed | None = None
-        self._n_pretrained, self._simulation_seed, self._n_calls = 0, 0, 0
+        self._n_pretrained, self._simulation_seed, self._n_calls, self._n_seen = 0, 0, 0, 0
         if _init_setup_model:
             self._setup_model()
 
@@ -212,29 +192,13 @@ class BEN(HistoryAlgorithm):
         check_arguments(self)
         self.replay_buffer_class = self.replay_buffer_class or HistoryReplayBuffer
         self._setup_networks_and_buffer()
+        self._simulated: HistoryReplayBuffer | None = None
         self.q_net, self.q_net_target = self.policy.q_net, self.policy.q_net_target
         self.operator = operator_of(self)(self.policy, self.n_phi_samples)
         self.acting = EXPLORATIONS[self.exploration]()
         self.exploration_schedule = LinearSchedule(
             self.exploration_initial_eps, self.exploration_final_eps, self.exploration_fraction
         )
-
-    def _setup_networks_and_buffer(self) -> None:
-        """SB3's set-up. What the prior says and the windows of replay are passed on, but not kept among the user's arguments:
-        they have places of their own."""
-        given, n_steps = (self.policy_kwargs, self.replay_buffer_kwargs), self.n_steps
-        parts = {"prior": self.known.phi, "belief": self.known.belief, "bellman_model": self.known.model}
-        self.policy_kwargs = given[0] | {name: part for name, part in parts.items() if part is not None}
-        tracker = BENPolicy.make_tracker(self.known.belief, self.known.model, cast(spaces.Discrete, self.action_space))
-        if issubclass(self.replay_buffer_class or HistoryReplayBuffer, HistoryReplayBuffer):
-            windows = {"sequence_length": self.sequence_length, "burn_in": self.burn_in}
-            self.replay_buffer_kwargs = windows | given[1] | ({} if tracker is None else {"belief_dim": tracker.dim})
-        self.n_steps = 1  # SB3 would leave returns over several steps to the buffer
-        try:
-            super()._setup_model()
-        finally:
-            (self.policy_kwargs, self.replay_buffer_kwargs), self.n_steps = given, n_steps
-        self._simulated: HistoryReplayBuffer | None = None
 
     def _start_episodes(self) -> None:
         super()._start_episodes()
@@ -270,6 +234,7 @@ class BEN(HistoryAlgorithm):
             self._believed = tracker.advance(now.state, successors, action - int(self.policy.action_space.start), rewards)
             self.replay_buffer.add_beliefs(now.features, self._believed.features)
         self.policy.reward_units.update(th.as_tensor(rewards, device=self.device))
+        self._n_seen += self.n_envs
 
     def _on_step(self) -> None:
         """Update the target network and epsilon, after each step of the environments."""
@@ -302,13 +267,17 @@ class BEN(HistoryAlgorithm):
         :param histories: what to learn from
         :return: losses, and both uncertainties in the units of rewards
         """
-        batch = self.operator.evaluate(histories, self.rule, self.n_total)  # h_t, q_t and b_t
-        for _ in range(self.n_posterior_steps - 1):
-            self.descend(self.operator.posterior_loss(batch))  # psi, and the flow's own weights
+        batch = self.operator.evaluate(histories, self.rule, self.seen)  # h_t, q_t and b_t
+        self.fit_posterior(batch)
         losses = self.operator.losses(batch)
-        self.descend(losses.total)  # the same, and omega
+        self.descend(losses.total)
         self.policy.update_bellman_units(batch.b, batch.mask)
         return {name: value.item() for name, value in losses.logs.items()}
+
+    def fit_posterior(self, batch: Batch) -> None:
+        """N_posterior steps on the ELBO, the last of which is made together with that on the MSBBE."""
+        for _ in range(self.n_posterior_steps - 1):
+            self.descend(self.operator.posterior_loss(batch))
 
     @property
     def rule(self) -> Rule:
@@ -316,12 +285,10 @@ class BEN(HistoryAlgorithm):
         return Rule(self.gamma, self.n_steps, self.double_q, self.action_gap, self.action_gap_limit)
 
     @property
-    def n_total(self) -> int:
-        """How many transitions the posterior is conditioned on; simulated ones no longer once training goes on without them."""
-        simulations, buffer, n_stored = self.known.simulations, self._simulated, self.replay_buffer.size() * self.n_envs
-        if simulations is None or buffer is None or (simulations.fraction == 0 and n_stored > 0):
-            return n_stored
-        return n_stored + buffer.size() * buffer.n_envs
+    def seen(self) -> Seen:
+        """How many transitions the posterior is conditioned on, as far as they are in the batches."""
+        n_simulated = 0 if self._simulated is None else self._simulated.size() * self._simulated.n_envs
+        return Seen(max(self._n_seen, self.replay_buffer.size() * self.n_envs), n_simulated)
 
     def replay(self, batch_size: int) -> HistoryReplaySamples:
         """Histories to learn from, some of them simulated where the prior says so."""
@@ -341,9 +308,14 @@ class BEN(HistoryAlgorithm):
             assert self.known.simulations is not None
             self._simulation_seed = self._simulation_seed or int(np.random.randint(1, 2**31))
             kwargs = {"observation_space": self.observation_space, "action_space": self.action_space, "device": self.device}
-            kwargs |= {"sequence_length": self.sequence_length, "burn_in": self.burn_in}
-            self._simulated = simulate(self.known.simulations, kwargs, self.policy.tracker, self._simulation_seed)
+            self._simulated = simulate(self.known.simulations, kwargs | self.windows, self.policy.tracker, self._simulation_seed)
         return self._simulated
+
+    def refresh_beliefs(self) -> None:
+        """Let the user's filters read again what is replayed: to be called when they have changed, as learned ones do."""
+        for buffer in (self._simulated, self.replay_buffer):
+            if self.policy.tracker is not None and buffer is not None and buffer.size() > 0:
+                self._believed = buffer.reread(self.policy.tracker)
 
     def descend(self, loss: th.Tensor | None) -> None:
         """A gradient step on whatever a loss depends on."""

@@ -8,6 +8,7 @@ from torch import Tensor
 __all__ = [
     "add_noise",
     "bellman_target",
+    "clamp_to_learned",
     "clamp_to_rewards",
     "clamp_to_samples",
     "disadvantages",
@@ -24,24 +25,22 @@ def negative_elbo(
     log_likelihood: Tensor,
     log_prior: Tensor,
     log_q: Tensor,
-    scale: float | Tensor = 1.0,
-    mask: Tensor | None = None,
+    counts: Tensor | None = None,
 ) -> Tensor:
     r"""The negative evidence lower bound of the hypotheses,
 
-    .. math:: \mathbb{E}_{\phi \sim q_\psi} \Big[ -w \sum_i \log p_B(b_i \mid c_i, \phi) - \log p(\phi) + \log q_\psi(\phi) \Big].
+    .. math:: \mathbb{E}_{\phi \sim q_\psi} \Big[-\sum_i w_i \log p_B(b_i \mid c_i, \phi) - \log p(\phi) + \log q_\psi(\phi)\Big]
 
     :param log_likelihood: log p(b | c, phi) (*B, S, N)
     :param log_prior: log p(phi) (*B, S)
     :param log_q: log q(phi) (*B, S)
-    :param scale: weight w of the data, the number of all transitions over the number in this batch; a number or (*B)
-    :param mask: which of the N transitions count (*B, N), all if not given
+    :param counts: how many transitions each of these stands for, w (*B, N); 1 if not given, and nothing counts where it is 0
     :return: one value per batch dimension (*B)
     """
-    if mask is not None:
-        log_likelihood = torch.where(mask.bool().unsqueeze(-2), log_likelihood, 0.0)
-    energy = -log_likelihood.sum(-1).mean(-1) * scale - log_prior.mean(-1)
-    return energy + log_q.mean(-1)
+    if counts is not None:
+        weights = counts.unsqueeze(-2)
+        log_likelihood = weights * torch.where(weights > 0, log_likelihood, 0.0)
+    return -log_likelihood.sum(-1).mean(-1) - log_prior.mean(-1) + log_q.mean(-1)
 
 
 def kl_estimate(log_q: Tensor, log_p: Tensor) -> Tensor:
@@ -98,6 +97,21 @@ def clamp_to_samples(mean: Tensor, b: Tensor, mask: Tensor) -> Tensor:
     return mean.clamp(low.amin(), high.amax())
 
 
+def clamp_to_learned(next_values: Tensor, values: Tensor, mask: Tensor, cuts: Tensor) -> Tensor:
+    """Values of what follows, where that is never learned of none outside of the range of those that are.
+
+    After a time limit an episode would have gone on, so that its last observation has a value; but nothing is ever tried there,
+    and nothing corrects it. What Q makes of it by extrapolation would be handed on.
+
+    :param next_values: values of the histories that follow (...)
+    :param values: values of the histories that are learned of (...)
+    :param mask: which of these count (...); there has to be one
+    :param cuts: where a time limit has cut off what follows (...)
+    """
+    low, high = (values.masked_fill(mask == 0, fill) for fill in (torch.inf, -torch.inf))
+    return torch.where(cuts.bool() & (mask > 0), next_values.clamp(low.amin(), high.amax()), next_values)
+
+
 def clamp_to_rewards(b: Tensor, rewards: Tensor, gamma: float) -> Tensor:
     r"""Bellman samples, none of them beyond what sums of such rewards can be,
     :math:`[\min(r, 0), \max(r, 0)] / (1 - \gamma)`, with 0 for what follows the end of an episode.
@@ -121,16 +135,17 @@ def msbbe_semi(q: Tensor, target_mean: Tensor, mask: Tensor | None = None) -> Te
     return masked_mean((target_mean.detach() - q).square(), mask)
 
 
-def total_variance(means: Tensor, variances: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def total_variance(means: Tensor, variances: Tensor, blur: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
     r"""The law of total variance over hypotheses,
     :math:`\mathrm{Var}[b] = \mathrm{Var}_\phi \mathbb{E}[b \mid \phi] + \mathbb{E}_\phi \mathrm{Var}[b \mid \phi]`.
 
     :param means: mean of b under each hypothesis (*B, S, N)
     :param variances: variance of b under each hypothesis (*B, S, N)
+    :param blur: standard deviation of the noise that was added to b before, which is not the world's and left out
     :return: predictive mean, epistemic and aleatoric standard deviation, each (*B, N)
     """
     # Hypotheses come in antithetic pairs: the mean of what is linear in phi is exact, and costs no degree of freedom.
-    return means.mean(-2), means.var(-2, correction=0).sqrt(), variances.mean(-2).sqrt()
+    return means.mean(-2), means.var(-2, correction=0).sqrt(), (variances.mean(-2) - blur**2).clamp_min(0).sqrt()
 
 
 def add_noise(b: Tensor, scale: float = 0.1, generator: torch.Generator | None = None) -> Tensor:
@@ -144,8 +159,8 @@ def add_noise(b: Tensor, scale: float = 0.1, generator: torch.Generator | None =
 
 
 def masked_mean(x: Tensor, mask: Tensor | None) -> Tensor:
-    """The mean of what counts."""
+    """The mean of what counts, with weights where the mask has other numbers than 0 and 1."""
     if mask is None:
         return x.mean()
-    weight = mask.to(x.dtype)
-    return torch.where(mask.bool(), x, 0.0).sum() / weight.sum().clamp_min(1.0)
+    weights = mask.to(x.dtype)
+    return (weights * torch.where(weights > 0, x, 0.0)).sum() / weights.sum().clamp_min(1.0)

@@ -1,7 +1,5 @@
 """The algorithm as the paper prints it, for reproduction: double sampling, the printed ELBO, a posterior for each episode and the
-two-dimensional flow with a slice. Why BEN does otherwise is said in the errata of the documentation.
-
-No other module of the package knows of this one: what is printed is a subclass.
+two-dimensional flow with a slice. The errata say why BEN does otherwise. No other module of the package knows of this one.
 """
 
 from __future__ import annotations
@@ -20,10 +18,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from sb3_ben.ben.arguments import check_choice
-from sb3_ben.ben.ben import BEN, FLOW_LEARNING_RATE
-from sb3_ben.ben.learning import Batch, Estimate, FlowOperator, Rule, bellman_samples, uncertainties
+from sb3_ben.ben.ben import BEN
+from sb3_ben.ben.learning import Batch, BellmanSamples, Estimate, FlowOperator, Seen, uncertainties
 from sb3_ben.ben.objectives import masked_mean, negative_elbo
-from sb3_ben.ben.policies import BENPolicy, MlpGruPolicy
+from sb3_ben.ben.policies import BENPolicy, Encoding, MlpGruPolicy
 from sb3_ben.common.checks import check
 from sb3_ben.flows.aleatoric import ConditionalDensity, UncertainWeights, mlp, zero
 from sb3_ben.flows.base import float_state, standard_normal_log_prob, zuko
@@ -34,6 +32,8 @@ from sb3_ben.history.samples import HistoryReplaySamples
 
 __all__ = ["PaperBEN", "SliceFlow", "StackedEpistemicFlow"]
 
+#: of the posteriors of episodes: steps and hypotheses that fit them nearly as well as many more
+BELIEF_STEPS, BELIEF_RATE, BELIEF_SAMPLES = 20, 3e-3, 32
 #: by option and name, whether it is as printed
 CHOICES = {
     "msbbe": {"double": True, "semi": False},
@@ -81,8 +81,9 @@ class StackedEpistemicFlow(nn.Module):
         self.n_envs = n_envs
         self.phi_dim = flow.phi_dim
         self.initial = copy.deepcopy(flow).requires_grad_(False)
-        rows = {name: value.expand(n_envs, *value.shape).clone() for name, value in self.initial.named_parameters()}
-        self.psi = nn.ParameterDict({_key(name): nn.Parameter(value) for name, value in rows.items()})
+        keys = {name: name.replace(".", "__") for name, _ in self.initial.named_parameters()}  # a ParameterDict forbids dots
+        rows = {keys[name]: value.expand(n_envs, *value.shape) for name, value in self.initial.named_parameters()}
+        self.psi = nn.ParameterDict({key: nn.Parameter(value.clone()) for key, value in rows.items()})
 
     def forward(self, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Map noise to weights, each row with its own psi.
@@ -90,7 +91,7 @@ class StackedEpistemicFlow(nn.Module):
         :param noise: standard normal noise (E, n, d)
         :return: phi (E, n, d) and log q(phi) (E, n)
         """
-        psi = {name: self.psi[_key(name)] for name, _ in self.initial.named_parameters()}
+        psi = {name: self.psi[name.replace(".", "__")] for name, _ in self.initial.named_parameters()}
         return vmap(lambda row, z: functional_call(self.initial, row, (z,)))(psi, noise)
 
     def rsample_and_log_prob(self, n: int) -> tuple[Tensor, Tensor]:
@@ -104,12 +105,7 @@ class StackedEpistemicFlow(nn.Module):
         :param mask: environments whose episode starts (E,)
         """
         for name, value in self.initial.named_parameters():
-            self.psi[_key(name)][mask.bool()] = value
-
-
-def _key(name: str) -> str:
-    """A parameter's dotted name as a key of a ParameterDict, which forbids dots."""
-    return name.replace(".", "__")
+            self.psi[name.replace(".", "__")][mask.bool()] = value
 
 
 class RowAdam(th.optim.Optimizer):
@@ -311,23 +307,14 @@ class PaperOperator(FlowOperator):
     def posterior(self) -> Any:
         return super().posterior if self.beliefs is None else self.beliefs
 
-    def evaluate(self, histories: HistoryReplaySamples, rule: Rule, n_total: float) -> Batch:
-        batch = super().evaluate(histories, rule, n_total) if self.beliefs is None else self._by_episode(histories, rule)
-        if not self.doubles:
-            return batch
-        parts = batch.context.tensor_split([self.policy.aleatoric.context_dim - 1, self.policy.aleatoric.context_dim], -1)
-        return batch._replace(context=th.cat((parts[0], batch.q[..., None], parts[2]), -1))
-
-    def _by_episode(self, histories: HistoryReplaySamples, rule: Rule) -> Batch:
-        """The transitions of histories ``(E, T, ...)``, a row for each environment's own posterior."""
-        encoding = self.policy.encode(histories.observed).encoding
-        b = bellman_samples(self.policy, histories, encoding, rule)
-        if self.policy.bellman_units.count == 0:
-            self.policy.update_bellman_units(b, histories.mask)
+    def arrange(self, histories: HistoryReplaySamples, encoding: Encoding, samples: BellmanSamples, seen: Seen) -> Batch:
+        """A row of transitions ``(E, T, ...)`` for each environment's own posterior, or one for all."""
+        if self.beliefs is None:
+            return super().arrange(histories, encoding, samples, seen)
         encoding = encoding.map(lambda part: part[:-1].transpose(0, 1))
-        actions, b, mask = (part.transpose(0, 1) for part in (histories.actions, b, histories.mask))
+        actions, b, gaps, mask = (part.transpose(0, 1) for part in (histories.actions, *samples, histories.mask))
         q = encoding.q_values.gather(-1, actions[..., None])[..., 0]
-        return Batch(self.policy.context(encoding, actions), q, b, mask, mask.sum(dim=-1))
+        return Batch(self.policy.context(encoding, actions), q, b, gaps, mask, mask)
 
     def density(self, b: Tensor, context: Tensor, phi: Tensor, with_moments: bool) -> tuple[Tensor, Any]:
         if not self.printed:
@@ -347,8 +334,11 @@ class PaperOperator(FlowOperator):
         aleatoric, (_, logs) = self.policy.aleatoric, uncertainties(self.policy, estimate, batch.mask)
         with th.no_grad():
             other, _ = self.posterior.rsample_and_log_prob(1)
+        # the ELBO sees q_t as a mere input; here the gradient of the samples with respect to it is what the paper is about
+        before, _, after = batch.context.tensor_split([aleatoric.context_dim - 1, aleatoric.context_dim], -1)
+        context = th.cat((before, batch.q[..., None], after), -1)
         aleatoric.requires_grad_(False)  # the MSBBE is minimised over Q alone: flows that followed it would predict what Q wants
-        b1, b2 = (aleatoric.rsample(batch.context, one, 1)[..., 0, :, 0] for one in (estimate.phi[..., :1, :], other))
+        b1, b2 = (aleatoric.rsample(context, one, 1)[..., 0, :, 0] for one in (estimate.phi[..., :1, :], other))
         aleatoric.requires_grad_(True)
         return msbbe_double(batch.q, b1, b2, batch.mask), logs
 
@@ -367,13 +357,15 @@ class PaperBEN(BEN):
     :param elbo: ``"paper"`` for the printed ELBO, whose posterior collapses, or ``"exact"``
     :param belief_scope: ``"episode"``: each environment has a posterior of its own, reset to the prior when an episode begins and
         fitted to that episode alone; ``"run"``: one posterior over all transitions
-    :param kwargs: keyword arguments of :class:`~sb3_ben.ben.ben.BEN`
+    :param kwargs: keyword arguments of :class:`~sb3_ben.ben.ben.BEN`, of which
+        ``n_posterior_steps`` is 20 with a posterior for each episode, unless given
     """
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
         **BEN.policy_aliases,
         "SliceGruPolicy": SliceGruPolicy,
     }
+    operator: PaperOperator
 
     def __init__(
         self,
@@ -384,8 +376,10 @@ class PaperBEN(BEN):
         _init_setup_model: bool = True,
         **kwargs: Any,
     ) -> None:
+        kwargs.setdefault("n_posterior_steps", BELIEF_STEPS if CHOICES["belief_scope"].get(belief_scope) else 1)
         super().__init__(*args, **kwargs, _init_setup_model=False)  # type: ignore[misc]
         self.msbbe, self.elbo, self.belief_scope = msbbe, elbo, belief_scope
+        self._is_behind = False  # of the steps that were made, until the next gradient step
         if _init_setup_model:
             self._setup_model()
 
@@ -394,25 +388,31 @@ class PaperBEN(BEN):
             check_choice(name, getattr(self, name), table)
         doubles, printed, self.by_episode = (table[getattr(self, name)] for name, table in CHOICES.items())
         self.replay_buffer_class = self.replay_buffer_class or EpisodeReplayBuffer
-        is_fit = not self.by_episode or issubclass(self.replay_buffer_class, EpisodeReplayBuffer)
-        check(is_fit, "A posterior for each episode is fitted to running episodes: it needs an EpisodeReplayBuffer")
         super()._setup_model()
         check(self.operator.has_flows, "What is printed has flows: leave `bellman` as it is, and exact models to BEN")
-        is_fit = not self.by_episode or self.known.simulations is None
-        check(is_fit, "A posterior for each episode learns from running episodes alone, and can use no simulations")
+        if self.by_episode:
+            is_fit = isinstance(self.replay_buffer, EpisodeReplayBuffer) and self.known.simulations is None
+            check(is_fit, "Posteriors of episodes see running ones alone: they need an EpisodeReplayBuffer, and no simulations")
         self.beliefs = StackedEpistemicFlow(self.policy.epistemic, self.n_envs).to(self.device)
-        self.beliefs_optimizer = RowAdam(self.beliefs.psi.parameters(), lr=FLOW_LEARNING_RATE * self.lr_schedule(1))
-        beliefs = self.beliefs if self.by_episode else None
-        self.operator = PaperOperator(self.policy, self.n_phi_samples, beliefs, doubles, printed)
+        self.beliefs_optimizer = RowAdam(self.beliefs.psi.parameters(), lr=BELIEF_RATE)
+        self.operator = PaperOperator(
+            self.policy, self.n_phi_samples, self.beliefs if self.by_episode else None, doubles, printed
+        )
 
     def _sample_action(
         self, learning_starts: int, action_noise: ActionNoise | None = None, n_envs: int = 1
     ) -> tuple[np.ndarray, np.ndarray]:
         if self.by_episode:
             starts = th.as_tensor(self._last_episode_starts, device=self.device)
+            if self._is_behind and self._n_updates > 0 and starts.any():
+                self.train(1, self.batch_size)  # the last transitions of an episode count before its posterior is forgotten
             self.beliefs.reset(starts)
             self.beliefs_optimizer.reset(starts)
         return super()._sample_action(learning_starts, action_noise, n_envs)
+
+    def _see_step(self, *args: Any) -> None:
+        super()._see_step(*args)
+        self._is_behind = True
 
     def replay(self, batch_size: int) -> HistoryReplaySamples:
         """Replayed histories, or the running episodes where each has a posterior of its own."""
@@ -420,17 +420,20 @@ class PaperBEN(BEN):
             return super().replay(batch_size)
         return cast(EpisodeReplayBuffer, self.replay_buffer).running_episodes(self._vec_normalize_env)
 
-    def descend(self, loss: Tensor | None) -> None:
-        """A gradient step on whatever a loss depends on."""
-        self.beliefs_optimizer.zero_grad()
-        super().descend(loss)
-        th.nn.utils.clip_grad_norm_(self.beliefs.psi.parameters(), self.max_grad_norm)
-        self.beliefs_optimizer.step()
+    def fit_posterior(self, batch: Batch) -> None:
+        """Algorithm 3: N_posterior steps on the ELBO, for the posteriors of the running episodes alone where there are such."""
+        if not self.by_episode:
+            return super().fit_posterior(batch)
+        batch = batch._replace(context=batch.context.detach())
+        for left in np.linspace(1, 0, self.n_posterior_steps, endpoint=False):  # ever smaller steps: their noise averages out
+            update_learning_rate(self.beliefs_optimizer, BELIEF_RATE * left)
+            self.beliefs_optimizer.zero_grad()
+            self.operator.estimate(batch, with_moments=False, n_samples=BELIEF_SAMPLES).negative_elbo.backward()
+            self.beliefs_optimizer.step()
 
-    def _update_learning_rates(self) -> None:
-        super()._update_learning_rates()
-        rate = FLOW_LEARNING_RATE * self.lr_schedule(self._current_progress_remaining)
-        update_learning_rate(self.beliefs_optimizer, rate)
+    def train(self, gradient_steps: int, batch_size: int = 16) -> None:
+        super().train(gradient_steps, batch_size)
+        self._is_behind = False
 
     def _state(self) -> dict[str, Any]:
         beliefs = {"flows": self.beliefs.state_dict(), "optimizer": self.beliefs_optimizer.state_dict()}

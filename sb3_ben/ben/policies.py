@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, CombinedExtractor, FlattenExtractor, NatureCNN
 from stable_baselines3.common.type_aliases import Schedule
 from stable_baselines3.common.utils import get_parameters_by_name, polyak_update
@@ -27,6 +28,7 @@ from sb3_ben.priors import Belief, BellmanModel
 from sb3_ben.priors.prior import check_phi_prior
 
 __all__ = [
+    "ALIASES",
     "BENPolicy",
     "CnnLstmPolicy",
     "CnnPolicy",
@@ -128,6 +130,12 @@ class BENPolicy(RememberingPolicy):
         self.belief, self.bellman_model = belief, bellman_model
         self.tracker = self.make_tracker(belief, bellman_model, action_space)
         self._build(lr_schedule)
+
+    @classmethod
+    def remembers(cls, rnn_type: str | None = None) -> bool:
+        """Whether policies of this class have a memory, with a recurrent layer of this type in place of their own."""
+        cell = CELLS.get(rnn_type or cls.default_rnn_type)
+        return cell is not None and cell.has_memory
 
     @property
     def device(self) -> th.device:
@@ -321,3 +329,15 @@ class MultiInputPolicy(MultiInputLstmPolicy):
     """For dictionaries of observations, history-free."""
 
     default_rnn_type = "none"
+
+
+#: the names by which users choose a policy
+ALIASES: dict[str, type[BasePolicy]] = {
+    "MlpLstmPolicy": MlpLstmPolicy,
+    "MlpGruPolicy": MlpGruPolicy,
+    "MlpPolicy": MlpPolicy,
+    "CnnLstmPolicy": CnnLstmPolicy,
+    "MultiInputLstmPolicy": MultiInputLstmPolicy,
+    "CnnPolicy": CnnPolicy,
+    "MultiInputPolicy": MultiInputPolicy,
+}

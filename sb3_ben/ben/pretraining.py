@@ -12,7 +12,7 @@ import torch as th
 from sb3_ben.ben.learning import BELLMAN_NOISE, ModelOperator, bellman_samples
 from sb3_ben.ben.objectives import add_noise, clamp_to_rewards, msbbe_semi
 from sb3_ben.priors.models import first_histories
-from sb3_ben.priors.transitions import transition_histories, with_pasts
+from sb3_ben.priors.transitions import Transitions, transition_histories, with_pasts
 
 if TYPE_CHECKING:
     from sb3_ben.ben.ben import BEN
@@ -78,14 +78,14 @@ def _transitions(model: BEN) -> dict[str, float]:
     policy, histories = model.policy, _known_histories(model)
     policy.reward_units.update(histories.rewards)
     encoding = policy.encode(histories.observed).encoding
-    b = bellman_samples(policy, histories, encoding, model.rule)
+    b, gaps = bellman_samples(policy, histories, encoding, model.rule)
     if policy.bellman_units.count == 0:
         policy.update_bellman_units(b, histories.mask)
     # of actions that nothing is known of, the best seem ever better if nothing holds them
     b = clamp_to_rewards(b, histories.rewards, model.gamma)
     q = encoding.q_values[:-1].gather(-1, histories.actions[..., None])[..., 0]
     targets = policy.bellman_units.standardize(b)
-    msbbe = msbbe_semi(q, targets, histories.mask)
+    msbbe = msbbe_semi(q, policy.bellman_units.standardize(b - gaps), histories.mask)
     loss, logs = msbbe, {"msbbe_transitions": msbbe.item()}
     if model.operator.has_flows:
         nll = _flow_loss(model, histories, encoding.map(lambda part: part[-2]), targets[-1])
@@ -102,9 +102,9 @@ def _known_histories(model: BEN) -> HistoryReplaySamples:
     assert known.transitions is not None
     has_past = policy.q_net.has_memory and policy.tracker is None  # filters know only pasts that can be
     length = int(np.random.randint(1, model.sequence_length + 1)) if has_past else 1
-    drawn = known.transitions(length * model.batch_size)
+    drawn = Transitions(*known.transitions(length * model.batch_size))
     histories = transition_histories(drawn, model.observation_space, policy.action_space, policy.tracker, model.device)
-    return with_pasts(histories, length) if has_past and not histories.dones.all() else histories
+    return with_pasts(histories, length, drawn.once) if has_past and not histories.dones.all() else histories
 
 
 def _flow_loss(model: BEN, histories: HistoryReplaySamples, encoding: Encoding, targets: th.Tensor) -> th.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch as th
@@ -66,6 +66,18 @@ class _LastObservations:
         return found, indices
 
 
+class Filters(Protocol):
+    """What reads histories step by step."""
+
+    def restart(self, believed: Any, observations: Observations, starts: np.ndarray) -> Any:
+        """What is believed, begun anew where episodes start."""
+        ...
+
+    def advance(self, state: Any, observations: Observations, actions: np.ndarray, rewards: np.ndarray) -> Any:
+        """What is believed after one more observation."""
+        ...
+
+
 class HistoryReplayBuffer(ReplayBuffer):
     """Replay buffer that returns histories.
 
@@ -82,12 +94,14 @@ class HistoryReplayBuffer(ReplayBuffer):
     :param handle_timeout_termination: bootstrap through time limits instead of treating them as the end
     :param sequence_length: maximal number of transitions in a history
     :param belief_dim: number of features that filters given by the user add to each observation, see :meth:`add_beliefs`
-    :param burn_in: number of first transitions that the mask hides in histories which do not begin where their episode does
+    :param warm_up: number of first steps over which the weight of transitions grows to 1, in histories that do not begin where
+        their episode does: replay begins there with an empty memory
     """
 
     observations: Observations  # type: ignore[assignment]
     belief_dim: int = 0  # of buffers that were saved before there were beliefs
-    burn_in: int = 0  # likewise
+    warm_up: int = 0  # likewise
+    shortest: int = 1  # episode, as far as known: no window is shorter
 
     def __init__(
         self,
@@ -100,17 +114,17 @@ class HistoryReplayBuffer(ReplayBuffer):
         handle_timeout_termination: bool = True,
         sequence_length: int = 64,
         belief_dim: int = 0,
-        burn_in: int = 0,
+        warm_up: int = 0,
     ) -> None:
         BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs)
         if sequence_length < 1:
             raise ValueError(f"`sequence_length` must be at least 1, got {sequence_length}")
-        if not 0 <= burn_in < sequence_length:
-            raise ValueError(f"`burn_in` must lie between 0 and `sequence_length` - 1, got {burn_in}")
+        if warm_up < 0:
+            raise ValueError(f"`warm_up` must not be negative, got {warm_up}")
         self.buffer_size = max(buffer_size // n_envs, 1)
         self.optimize_memory_usage = optimize_memory_usage
         self.handle_timeout_termination = handle_timeout_termination
-        self.sequence_length, self.belief_dim, self.burn_in = sequence_length, belief_dim, burn_in
+        self.sequence_length, self.belief_dim, self.warm_up = sequence_length, belief_dim, warm_up
         shape = (self.buffer_size, n_envs)
         self.observations = self._zeros(shape)
         self.actions = np.zeros((*shape, self.action_dim), dtype=action_space.dtype)
@@ -132,6 +146,7 @@ class HistoryReplayBuffer(ReplayBuffer):
     def reset(self) -> None:
         super().reset()
         self.n_added = 0  # rows ever added: the time axis of the keys below
+        self.shortest, self._lengths = self.sequence_length, np.zeros(self.n_envs, dtype=np.int64)
         self.latest_observations: Observations = self._zeros((self.n_envs,))
         self._last_observations = _LastObservations(self.latest_observations)
         self.latest_beliefs = np.zeros((self.n_envs, self.belief_dim), dtype=np.float32)
@@ -174,10 +189,17 @@ class HistoryReplayBuffer(ReplayBuffer):
         if self.belief_dim:
             self._write_beliefs()
         self._keep_successors(self.n_added, (self.dones[self.pos] * self.timeouts[self.pos]).astype(bool))
+        self._count_lengths(np.array(done, dtype=bool))
         self._next_starts = np.array(done, dtype=bool)
         self.n_added += 1
         self.pos = (self.pos + 1) % self.buffer_size
         self.full = self.full or self.pos == 0
+
+    def _count_lengths(self, done: np.ndarray) -> None:
+        """Keep the length of the shortest episode that has ended or was interrupted."""
+        over = self._lengths[self._next_starts & (self._lengths > 0)]  # interrupted ones too, or ended ones for a second time
+        self._lengths = np.where(self._next_starts, 0, self._lengths) + 1
+        self.shortest = int(min((self.shortest, *over, *self._lengths[done])))
 
     def _write_observations(self, target: Observations, where: Any, obs: Observations) -> None:
         def write(array: np.ndarray, values: np.ndarray) -> None:
@@ -201,20 +223,71 @@ class HistoryReplayBuffer(ReplayBuffer):
         if self.belief_dim:
             self._last_beliefs.add(keys, self.latest_beliefs[envs], oldest_key)
 
+    def reread(self, filters: Filters) -> Any:
+        """Let filters that have changed read all that is stored again; episodes whose beginning is gone, from where it is not.
+
+        :param filters: what reads observations, such as :class:`~sb3_ben.priors.filters.BeliefTracker`
+        :return: what they say at the end of the newest step
+        """
+        believed, oldest = None, self.n_added - self.size()
+        for time in range(oldest, self.n_added):
+            row = time % self.buffer_size
+            now = map_observations(lambda part: part[row], self.observations)  # noqa: B023  called at once
+            believed = filters.restart(believed, self._unflattened(now), self.episode_starts[row] | (time == oldest))
+            self.beliefs[row] = believed.features
+            actions = self.actions[row, :, 0].astype(np.int64) - int(cast(spaces.Discrete, self.action_space).start)
+            believed = filters.advance(believed.state, self._unflattened(self._successors(time)), actions, self.rewards[row])
+            is_kept, rows = self._last_beliefs.find(time * self.n_envs + np.arange(self.n_envs))
+            self._last_beliefs.rows[rows[is_kept]] = believed.features[is_kept]
+        if believed is not None:
+            self.latest_beliefs[:] = believed.features
+        return believed
+
+    def _successors(self, time: int) -> Observations:
+        """What followed the transitions of a time; where an episode ended for good, what the next one began with."""
+        is_newest = time == self.n_added - 1
+        is_kept, rows = self._last_observations.find(time * self.n_envs + np.arange(self.n_envs))
+
+        def gather(stored: np.ndarray, kept: np.ndarray, latest: np.ndarray) -> np.ndarray:
+            successors = (latest if is_newest else stored[(time + 1) % self.buffer_size]).copy()
+            successors[is_kept] = kept[rows[is_kept]]
+            return successors
+
+        return map_observations(gather, self.observations, self._last_observations.rows, self.latest_observations)
+
+    def _unflattened(self, observations: Observations) -> Observations:
+        """Observations in the environment's own shape, which SB3 changes where it has none."""
+        if isinstance(observations, dict):
+            parts = cast(spaces.Dict, self.observation_space).spaces
+            return {key: part.reshape(len(part), *cast(Any, parts[key].shape)) for key, part in observations.items()}
+        return observations.reshape(len(observations), *cast(Any, self.observation_space.shape))
+
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> HistoryReplaySamples:  # type: ignore[override]
         """Sample histories around transitions drawn uniformly: whole episodes where they are short enough.
 
-        So an episode is as likely as it is long, and where episodes differ in length, transitions of short ones are rarer.
+        A window is accepted with a probability of one over its length, so that transitions of short episodes, which come with
+        every window around any of them, have the same chance as those of long ones. In episodes longer than a window, the first
+        and the last steps have between half of the chance of the others and all of it: a window is moved rather than cut.
 
         :param batch_size: number of histories
         :param env: associated ``VecNormalize``, to normalise observations and rewards
         """
-        ages = np.random.randint(self.size(), size=batch_size)  # steps before the newest
-        envs = np.random.randint(self.n_envs, size=batch_size)
-        offsets = np.random.randint(self.sequence_length, size=batch_size)
-        times = self.n_added - 1 - ages
-        starts, lengths = self._windows(times, envs, offsets)
+        drawn: list[np.ndarray] = []
+        while sum(part.shape[1] for part in drawn) < batch_size:
+            n = batch_size * 2 ** len(drawn)  # more and more, where few are accepted
+            ages = np.random.randint(self.size(), size=n)  # steps before the newest
+            envs = np.random.randint(self.n_envs, size=n)
+            offsets = np.random.randint(self.sequence_length, size=n)
+            starts, lengths = self._windows(self.n_added - 1 - ages, envs, offsets)
+            drawn.append(np.stack((starts, lengths, envs))[:, self._accepted(lengths)])
+        starts, lengths, envs = np.concatenate(drawn, axis=1)[:, :batch_size]
         return self._get_histories(starts, lengths, envs, env)
+
+    def _accepted(self, lengths: np.ndarray) -> np.ndarray:
+        """Which windows are kept, for their transitions to have the same chance."""
+        if self.shortest >= self.sequence_length:  # all are alike, but for episodes that have just begun
+            return np.ones(len(lengths), dtype=bool)
+        return np.random.rand(len(lengths)) * lengths < self.shortest
 
     def _windows(self, times: np.ndarray, envs: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Start and length of the window around each time, ``offsets`` steps before it unless its episode begins later, and
@@ -245,7 +318,9 @@ class HistoryReplayBuffer(ReplayBuffer):
         rows = (starts + np.minimum(steps, lengths - 1)) % self.buffer_size  # padding repeats the last row
         begins = self.episode_starts[rows[:1], envs]
         first = begins | (starts == self.n_added - self.size())  # what was before the oldest step is forgotten
-        mask = (steps[:-1] < lengths) & ((steps[:-1] >= self.burn_in) | begins)
+        # what was remembered before a window is missing: the sooner after its start, the less a step counts
+        growing = np.minimum((steps[:-1] + 1) / max(self.warm_up, 1), 1)
+        mask = (steps[:-1] < lengths) * np.where(begins, 1, growing)
         where = (rows, starts, lengths, envs)
         stored = self._sequences(self.observations, self.latest_observations, self._last_observations, *where)
         observations = self._normalize_obs(stored, env)
@@ -255,11 +330,14 @@ class HistoryReplayBuffer(ReplayBuffer):
         previous_rewards = self.rewards[before, envs]
         previous_actions[:1][first], previous_rewards[:1][first] = NO_ACTION, 0.0
         rows = rows[:-1]
-        dones = self.dones[rows, envs] * (1 - self.timeouts[rows, envs])
+        cuts = self.dones[rows, envs] * self.timeouts[rows, envs]
+        dones = self.dones[rows, envs] - cuts
         rewards = self._normalize_reward(self.rewards[rows, envs], env)
         actions = self.actions[rows, envs, 0].astype(np.int64) - start
         arrays = (previous_actions, previous_rewards, actions, rewards, dones, mask.astype(np.float32))
-        histories = HistoryReplaySamples(map_observations(self.to_torch, observations), *map(self.to_torch, arrays))
+        tensors: list[Any] = [map_observations(self.to_torch, observations), *map(self.to_torch, arrays)]
+        parts: dict[str, Any] = dict(zip(HistoryReplaySamples._fields, tensors, strict=False))
+        histories = HistoryReplaySamples(**parts, cuts=self.to_torch(cuts))
         if not self.belief_dim:
             return histories
         beliefs = self._sequences(self.beliefs, self.latest_beliefs, self._last_beliefs, *where)

@@ -50,8 +50,11 @@ class HistoryReplaySamples(NamedTuple):
     :param actions: indices of actions, from 0 also where the action space starts elsewhere, ``(T, B)``
     :param rewards: normalised if the environment is, ``(T, B)``
     :param dones: 1 where the episode really ended (not at a time limit), ``(T, B)``
-    :param mask: 1 where there is a transition, 0 in the padding, ``(T, B)``
+    :param mask: 0 in the padding, and 1 where there is a transition; less in the first steps of histories that begin in the
+        middle of an episode, whose memory is not what it would have been, ``(T, B)``
     :param beliefs: what filters given by the user made of the history up to each observation, ``(T + 1, B, size)``
+    :param cuts: 1 where a time limit cut the episode off: of what follows nothing is ever learned, ``(T, B)``
+    :param n_simulated: how many of the histories are simulated; they come last
     """
 
     observations: PyTorchObs
@@ -62,6 +65,8 @@ class HistoryReplaySamples(NamedTuple):
     dones: th.Tensor
     mask: th.Tensor
     beliefs: th.Tensor | None = None
+    cuts: th.Tensor | None = None
+    n_simulated: int = 0
 
     @property
     def observed(self) -> Observed:
@@ -109,7 +114,9 @@ def join_histories(first: HistoryReplaySamples, second: HistoryReplaySamples) ->
         joined[name] = map_observations(join_steps, getattr(first, name), getattr(second, name))
     if first.beliefs is not None and second.beliefs is not None:
         joined["beliefs"] = join(first.beliefs, second.beliefs, n_steps + 1)
-    return HistoryReplaySamples(**joined)
+    if first.cuts is not None and second.cuts is not None:
+        joined["cuts"] = join(first.cuts, second.cuts, n_steps)
+    return HistoryReplaySamples(**joined, n_simulated=first.n_simulated + second.n_simulated)
 
 
 def map_observations(function: Callable[..., Any], *observations: Any) -> Any:

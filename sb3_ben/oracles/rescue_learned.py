@@ -8,12 +8,11 @@ network knows neither where the doors are nor how readings depend on distances, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch as th
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 from torch import nn
 from torch.nn import functional as F
@@ -278,8 +277,8 @@ class _LogSumExp(th.autograd.Function):
 class LearnFromOpenings(BaseCallback):
     """Teaches the belief of an agent, a :class:`LearnedRescueBelief`, what the agent itself found behind doors: no simulations.
 
-    What has been replayed up to the first time says nothing, so ``learning_starts`` should be a little later, and the agent begin
-    with random actions.
+    What is replayed is read again each time the belief has learned. Up to the first time it says nothing, so ``learning_starts``
+    should be a little later, and the agent begin with random actions.
 
     :param fit_at: numbers of environment steps after which the belief is fitted to all that was found
     :param n_steps: gradient steps of each fit
@@ -319,9 +318,7 @@ class LearnFromOpenings(BaseCallback):
         loss = self.belief.fit(data, self.n_steps, learning_rate=self.learning_rate)
         self.logger.record("belief/n_openings", len(data.found))
         self.logger.record("belief/loss", loss)
-        model = cast(OffPolicyAlgorithm, self.model)
-        if model._n_updates == 0 and model.replay_buffer is not None:
-            model.replay_buffer.reset()
+        self.model.refresh_beliefs()  # type: ignore[attr-defined]
 
     def _restarted(self, state: Sequence[np.ndarray], observations: np.ndarray, starts: np.ndarray) -> FilterState:
         """States before the next action, of which some episodes have just begun."""

@@ -157,4 +157,5 @@ class RescueTransitions:
         observations[:, :2] = positions
         after = observations.copy()
         after[:, :2] += np.where(opens[:, None], 0, DIRECTIONS[actions])
-        return Transitions(observations, actions, np.where(opens, self.blind_reward, 0.0), after, np.zeros(n, dtype=bool))
+        rewards, ends = np.where(opens, self.blind_reward, 0.0), np.zeros(n, dtype=bool)
+        return Transitions(observations, actions, rewards, after, ends, once=opens)  # what was behind a door is gone afterwards

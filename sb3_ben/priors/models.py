@@ -100,8 +100,8 @@ def with_last_observations(histories: HistoryReplaySamples) -> HistoryReplaySamp
     nothing = th.zeros_like(histories.previous_rewards[:1])
     begins = histories.mask[:1] if len(histories.mask) else nothing + 1
     is_left = th.cat((begins, histories.mask * (1 - histories.dones)))
-    names = ("actions", "rewards", "dones")
-    untried = {name: th.cat((getattr(histories, name), nothing.to(getattr(histories, name).dtype))) for name in names}
+    chosen: dict[str, Any] = {"actions": histories.actions, "rewards": histories.rewards, "dones": histories.dones}
+    untried: dict[str, Any] = {name: th.cat((part, nothing.to(part.dtype))) for name, part in chosen.items()}
     return HistoryReplaySamples(
         observations=map_observations(again, histories.observations),
         previous_actions=again(histories.previous_actions),

@@ -9,13 +9,11 @@ from typing import Any, cast
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
 from sb3_ben.history.previous_reward import VecPreviousReward
 from sb3_ben.history.replay import HistoryReplayBuffer
-from sb3_ben.history.samples import (
-    terminal_observations,
-)
+from sb3_ben.history.samples import HistoryReplaySamples, terminal_observations
 from sb3_ben.priors.filters import BeliefTracker
 
 __all__ = ["Simulations", "simulate"]
@@ -79,9 +77,16 @@ class Simulations:
         return agent
 
 
+class SimulatedReplayBuffer(HistoryReplayBuffer):
+    """Replay of simulated histories, which say that they are."""
+
+    def sample(self, batch_size: int, env: VecNormalize | None = None) -> HistoryReplaySamples:  # type: ignore[override]
+        return super().sample(batch_size, env)._replace(n_simulated=batch_size)
+
+
 def simulate(
     simulations: Simulations, buffer_kwargs: dict[str, Any], tracker: BeliefTracker | None, seed: int
-) -> HistoryReplayBuffer:
+) -> SimulatedReplayBuffer:
     """Fill a buffer of its own with simulated histories; the same seed gives the same histories again.
 
     :param simulations: what to simulate
@@ -98,7 +103,7 @@ def simulate(
     n_envs, start = venv.num_envs, int(venv.action_space.start)  # type: ignore[attr-defined]
     n_steps = -(-simulations.n_steps // n_envs)
     belief_dim = 0 if tracker is None else tracker.dim
-    buffer = HistoryReplayBuffer(n_steps * n_envs, n_envs=n_envs, belief_dim=belief_dim, **buffer_kwargs)
+    buffer = SimulatedReplayBuffer(n_steps * n_envs, n_envs=n_envs, belief_dim=belief_dim, **buffer_kwargs)
     agent = simulations.agent(venv)
     obs, starts = venv.reset(), np.ones(n_envs, dtype=bool)
     state, believed, guided = None, None, np.zeros(n_envs, dtype=bool)

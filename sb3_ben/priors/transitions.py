@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
+from stable_baselines3.common.type_aliases import DictReplayBufferSamples, PyTorchObs, ReplayBufferSamples
 
 from sb3_ben.history.samples import (
     NO_ACTION,
@@ -30,6 +30,8 @@ class Transitions(NamedTuple):
     :param rewards: r ``(n,)``
     :param next_observations: s' ``(n, ...)``
     :param dones: whether the episode ends there for good ``(n,)``
+    :param once: whether it is known only for the first time that it is done in an episode, as opening a door is ``(n,)``; nowhere
+        if not given
     """
 
     observations: Any
@@ -37,6 +39,7 @@ class Transitions(NamedTuple):
     rewards: np.ndarray
     next_observations: Any
     dones: np.ndarray
+    once: np.ndarray | None = None
 
 
 class KnownTransitions:
@@ -106,15 +109,17 @@ def transition_histories(
     return histories._replace(beliefs=to_tensor(np.stack((now.features, after.features))))
 
 
-def with_pasts(histories: HistoryReplaySamples, length: int) -> HistoryReplaySamples:
+def with_pasts(histories: HistoryReplaySamples, length: int, once: np.ndarray | None = None) -> HistoryReplaySamples:
     """Known transitions after a past: the last of ``length`` steps each, of which the others are other known transitions.
 
     What is known of a transition holds whatever came before. Seen only at the beginning of episodes, it would say nothing about
     the memory that an agent arrives with, and the successors would be valued by a network that has never learned of such
-    memories: values run away. No past goes on after the end of an episode.
+    memories: values run away. No past goes on after the end of an episode, and what is known for the first time only says nothing
+    once the past has it.
 
     :param histories: ``length`` times as many histories of a single step
     :param length: number of steps of the histories that they become
+    :param once: which of them are known only for the first time
     """
 
     def rows(part: th.Tensor) -> th.Tensor:
@@ -123,6 +128,9 @@ def with_pasts(histories: HistoryReplaySamples, length: int) -> HistoryReplaySam
     actions, rewards, dones = (rows(part[0]) for part in (histories.actions, histories.rewards, histories.dones))
     mask = th.zeros_like(rewards)
     mask[-1] = (dones[:-1].sum(dim=0) == 0).to(mask.dtype)
+    if once is not None:
+        is_again = _done_before(map_observations(lambda part: rows(part[0]), histories.observations), actions)
+        mask[-1] *= ~(is_again & rows(th.as_tensor(once, device=mask.device).bool())[-1])
     return HistoryReplaySamples(
         observations=map_observations(lambda part: th.cat((rows(part[0]), rows(part[1])[-1:])), histories.observations),
         previous_actions=th.cat((th.full_like(actions[:1], NO_ACTION), actions)),
@@ -132,6 +140,13 @@ def with_pasts(histories: HistoryReplaySamples, length: int) -> HistoryReplaySam
         dones=dones,
         mask=mask,
     )
+
+
+def _done_before(observations: PyTorchObs, actions: th.Tensor) -> th.Tensor:
+    """Which of the last observations and actions ``(T, B, ...)`` stand in their own past already ``(B,)``."""
+    parts = list(observations.values()) if isinstance(observations, dict) else [observations]
+    same = [(part[:-1] == part[-1:]).flatten(2).all(dim=-1) if part.dim() > 2 else part[:-1] == part[-1:] for part in parts]
+    return th.stack([*same, actions[:-1] == actions[-1:]]).all(dim=0).any(dim=0)
 
 
 def _checked_observations(observations: Any, space: spaces.Space, n: int, name: str) -> Observations:
