@@ -17,7 +17,7 @@ from torch.distributions import Independent, MultivariateNormal, Normal
 
 from sb3_ben import BEN, evaluate_policy, make_vec
 from sb3_ben.ben.exact import bellman_means
-from sb3_ben.ben.learning import bellman_samples
+from sb3_ben.ben.learning import ModelOperator, bellman_samples
 from sb3_ben.ben.paper import PaperBEN
 from sb3_ben.common.export import export_torchscript
 from sb3_ben.envs.search_and_rescue import LISTEN, SearchAndRescueConfig, SearchAndRescueEnv, SearchAndRescueVecEnv
@@ -300,6 +300,14 @@ def test_optimal_values_are_the_fixed_point_of_the_model(monkeypatch: pytest.Mon
     histories, beliefs = whole_episodes(model)
     means = bellman_means(model.policy, histories, gamma=0.9).numpy()
     assert np.allclose(means, exact_values(beliefs), atol=0.05)
+
+
+def test_a_model_takes_the_place_of_the_flows_and_changes_no_argument() -> None:
+    model = tiny("MlpGruPolicy", make_vec("Tiger-v0", 2), prior=Prior(model=TigerModel())).learn(40)
+    assert model.bellman == "flow"
+    assert isinstance(model.operator, ModelOperator)
+    with pytest.raises(ValueError, match="no distribution of b"):
+        model.bellman_distribution(np.array([0]))
 
 
 def test_last_observations_count_for_a_model() -> None:

@@ -77,7 +77,7 @@ def calibration(model: BaseAlgorithm, manager: Manager, recorder: Recorder) -> F
     probability that the tiger is behind door 1 (the share of draws of b(open 1) nearer to the tiger than to the gold), ``exact``
     the posterior of the same history; only on the tiger problem.
     """
-    if not isinstance(model, BEN) or model.bellman == "point":
+    if not isinstance(model, BEN) or not model.operator.has_flows:
         return {}
     venv = new_worlds(model, manager, N_CALIBRATION)
     beliefs = Beliefs(world_of(venv))
@@ -131,7 +131,7 @@ def ranks_of(model: BEN, b: np.ndarray, draws: np.ndarray) -> np.ndarray:
 
 def next_values(model: BEN, observation: Any, state: Any) -> np.ndarray:
     """The value of the best action after a history, in the units of rewards."""
-    encoding, _, _ = model.policy.recall(observation, state, np.zeros(len(observation), dtype=bool))
+    encoding = model.policy.recall(observation, state, np.zeros(len(observation), dtype=bool)).encoding
     return model.policy.bellman_units.unstandardize(encoding.q_values.detach()).amax(dim=-1).cpu().numpy()
 
 
@@ -162,9 +162,8 @@ def play_updating(model: BEN, worlds: VecEnv, n_rounds: int) -> dict[str, list[f
     found: dict[str, list[float]] = defaultdict(list)
     for _ in range(n_rounds):
         file.seek(0)
-        agent = BEN.load(file, env=worlds)
+        agent = BEN.load(file, env=worlds, exploration="greedy", learning_starts=0)
         agent.replay_buffer = copy.deepcopy(model.replay_buffer)
-        agent.exploration, agent.learning_starts = "greedy", 0
         agent.lr_schedule = agent.learning_rate = FloatSchedule(FINAL_LEARNING_RATE * model.lr_schedule(1.0))
         agent.learn(10**9, _OneEpisodeEach(found))
     return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from gymnasium import spaces
@@ -12,14 +11,14 @@ from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtr
 
 from sb3_ben.ben.acting import EXPLORATIONS
 from sb3_ben.ben.learning import OPERATORS, ModelOperator, Operator
-from sb3_ben.common.checks import check, check_count, check_number
+from sb3_ben.common.checks import check, check_choice, check_count, check_number
 from sb3_ben.history.replay import HistoryReplayBuffer
 from sb3_ben.priors import RewardBelief
 
 if TYPE_CHECKING:
     from sb3_ben.ben.ben import BEN
 
-__all__ = ["check_arguments", "check_choice", "check_prior", "operator_of"]
+__all__ = ["check_arguments", "check_prior", "operator_of"]
 
 LARGE = sys.float_info.max  # for bounds that leave out infinity
 #: the least that integers can be
@@ -59,11 +58,6 @@ def check_arguments(model: BEN) -> None:
             f"which corresponds to {model.n_envs} steps.",
             stacklevel=4,
         )
-
-
-def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
-    """Refuse what is not among the names that an option goes by."""
-    check(value in choices, f"`{name}` must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
 def check_numbers(model: BEN) -> None:

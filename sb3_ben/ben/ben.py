@@ -206,10 +206,10 @@ class BEN(HistoryAlgorithm):
         if self.n_pretrain_steps > self._n_pretrained and self._n_updates == 0:
             self.pretrain(self.n_pretrain_steps - self._n_pretrained)
 
-    # ------------------------------------------------------------------ Algorithm 1: act, remember, learn
-
     def _check_learning(self) -> None:
         check_prior(self)  # of the environment in use, which may have been set since
+
+    # ------------------------------------------------------------------ Algorithm 1: act, remember, learn
 
     def _sample_action(
         self, learning_starts: int, action_noise: ActionNoise | None = None, n_envs: int = 1
@@ -297,9 +297,8 @@ class BEN(HistoryAlgorithm):
         if n_simulated == batch_size:
             return self.simulated.sample(batch_size, env=self._vec_normalize_env)
         histories = self._sample_histories(batch_size - n_simulated)
-        if not n_simulated:
-            return histories
-        return join_histories(histories, self.simulated.sample(n_simulated, env=self._vec_normalize_env))
+        others = self.simulated.sample(n_simulated, env=self._vec_normalize_env) if n_simulated else None
+        return histories if others is None else join_histories(histories, others)
 
     @property
     def simulated(self) -> HistoryReplayBuffer:
@@ -313,9 +312,12 @@ class BEN(HistoryAlgorithm):
 
     def refresh_beliefs(self) -> None:
         """Let the user's filters read again what is replayed: to be called when they have changed, as learned ones do."""
-        for buffer in (self._simulated, self.replay_buffer):
-            if self.policy.tracker is not None and buffer is not None and buffer.size() > 0:
-                self._believed = buffer.reread(self.policy.tracker)
+        assert self.policy.tracker is not None, "there is no filter in the prior"
+        if self._simulated is not None:
+            self._simulated.reread(self.policy.tracker)
+        believed = self.replay_buffer.reread(self.policy.tracker)
+        if self.replay_buffer.n_added == self._n_stored:  # and no buffer was loaded since, which ends with other episodes
+            self._believed = believed
 
     def descend(self, loss: th.Tensor | None) -> None:
         """A gradient step on whatever a loss depends on."""

@@ -17,12 +17,11 @@ from stable_baselines3.common.vec_env import VecNormalize
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from sb3_ben.ben.arguments import check_choice
 from sb3_ben.ben.ben import BEN
 from sb3_ben.ben.learning import Batch, BellmanSamples, Estimate, FlowOperator, Seen, uncertainties
 from sb3_ben.ben.objectives import masked_mean, negative_elbo
 from sb3_ben.ben.policies import BENPolicy, Encoding, MlpGruPolicy
-from sb3_ben.common.checks import check
+from sb3_ben.common.checks import check, check_choice
 from sb3_ben.flows.aleatoric import ConditionalDensity, UncertainWeights, mlp, zero
 from sb3_ben.flows.base import float_state, standard_normal_log_prob, zuko
 from sb3_ben.flows.epistemic import EpistemicFlow, antithetic_noise

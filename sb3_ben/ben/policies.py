@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributions import Distribution
 
 from sb3_ben.ben.memory import Encoding, Memory, Recalled, RememberingPolicy
-from sb3_ben.common.checks import check, check_count
+from sb3_ben.common.checks import check, check_choice, check_count
 from sb3_ben.flows.aleatoric import AleatoricFlow, ConditionalDensity
 from sb3_ben.flows.epistemic import default_prior, make_epistemic_flow
 from sb3_ben.flows.units import RunningStandardizer
@@ -113,7 +113,7 @@ class BENPolicy(RememberingPolicy):
             optimizer_kwargs=optimizer_kwargs,
             normalize_images=normalize_images,
         )
-        check(rnn_type in CELLS, f"`rnn_type` must be one of {list(CELLS)}, got {rnn_type!r}")
+        check_choice("rnn_type", rnn_type, CELLS)
         check(0 <= averaging < 1, f"`averaging` must be at least 0 and less than 1, got {averaging}")
         for name, size in {"rnn_hidden_size": rnn_hidden_size, "n_rnn_layers": n_rnn_layers, "phi_dim": phi_dim}.items():
             check_count(name, size)

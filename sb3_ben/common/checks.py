@@ -5,17 +5,23 @@ from __future__ import annotations
 import io
 import pathlib
 import zipfile
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
-__all__ = ["check", "check_count", "check_finite", "check_model_file", "check_number", "check_spaces"]
+__all__ = ["check", "check_choice", "check_count", "check_finite", "check_model_file", "check_number", "check_spaces"]
 
 
 def check(condition: bool, message: str) -> None:
     if not condition:
         raise ValueError(message)
+
+
+def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
+    """Refuse what is not among the names that an option goes by."""
+    check(value in choices, f"`{name}` must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
 def check_count(name: str, value: Any, least: int = 1) -> None:

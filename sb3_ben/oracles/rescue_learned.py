@@ -167,7 +167,7 @@ class EvidenceNetwork(nn.Module):
         """Log probabilities of nothing, a victim and a hazard, ``(n, n_doors, 3)``; arguments as in :class:`Openings`."""
         places = self._places(heard * self.units[:, None] * self.units, doors)
         kinds = (self.is_victim * (1 - gone), (1 - self.is_victim).expand_as(gone))
-        counts = [(places * kind[..., None]).sum(dim=1) for kind in kinds]
+        counts = [(places * one[..., None]).sum(dim=1) for one in kinds]
         victims, hazards = (count.clamp(SMALLEST, 1 - SMALLEST) for count in counts)
         nobody = (1 - victims - hazards).clamp_min(10 * SMALLEST)
         logs = th.stack((nobody, victims, hazards), dim=-1).log()
