@@ -30,6 +30,9 @@ test: $(VENV)/.installed lint type pytest  ## lint, type-check and run all tests
 pytest: $(VENV)/.installed  ## run the tests only
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
+coverage: $(VENV)/.installed  ## run the tests and say which lines they leave out; fails below 95 %
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --cov=sb3_ben --cov-report=term-missing:skip-covered --cov-fail-under=95
+
 lint: $(VENV)/.installed  ## check style with ruff
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -58,4 +61,4 @@ docs: $(VENV)/.installed  ## build the documentation into docs/_build
 clean:  ## remove .venv and everything generated
 	rm -rf $(VENV) build dist *.egg-info docs/_build results .mypy_cache .ruff_cache .pytest_cache
 
-.PHONY: help install demo test pytest lint type format benchmark compare screenshot docs clean
+.PHONY: help install demo test pytest coverage lint type format benchmark compare screenshot docs clean
